@@ -1,0 +1,65 @@
+"""A collective operation as a plan names it: what travels, over which axes, at what cost in bytes."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+
+Kind = Literal["all-reduce", "reduce-scatter", "all-gather"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective over some mesh axes.
+
+    Attributes:
+        kind: the operation, by the name that HLO gives it.
+        axes: the mesh axes that it spans.
+        size: how many devices take part, the product of the axes' sizes.
+        elements: elements of the whole message: the array that all-reduce sums, that reduce-scatter
+            takes in, that all-gather gives out.
+        dtype: what travels, by its NumPy name.
+    """
+
+    kind: Kind
+    axes: tuple[str, ...]
+    size: int
+    elements: int
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole message (nccl-tests' S)."""
+        return self.elements * jnp.dtype(self.dtype).itemsize
+
+    @property
+    def wire_bytes(self) -> int:
+        """Fewest bytes that each device sends: `2 (n-1)/n S` for all-reduce, `(n-1)/n S` for its halves.
+
+        The bound of Patarasuk and Yuan (2009), reached by rings and by halving-doubling.
+
+        >>> Collective("all-reduce", ("host",), 4, 1000, "float32").wire_bytes
+        6000
+        """
+        rounds = 2 if self.kind == "all-reduce" else 1
+        return math.ceil(rounds * (self.size - 1) * self.bytes / self.size)
+
+
+def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
+    """Number of devices that share the collective: the product of the sizes of `axes`."""
+    return math.prod(axis_sizes[axis] for axis in axes)
+
+
+def wire_bytes_per_axis(collectives: Iterable[Collective]) -> dict[str, int]:
+    """Bytes that each device sends in one step, by the axes they travel over (`'host'`, `'host+device'`).
+
+    >>> wire_bytes_per_axis([Collective("all-gather", ("device",), 2, 100, "float32")])
+    {'device': 200}
+    """
+    total: Counter[str] = Counter()
+    for collective in collectives:
+        total["+".join(collective.axes)] += collective.wire_bytes
+    return dict(total)

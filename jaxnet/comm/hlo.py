@@ -1,0 +1,139 @@
+"""Reading the collectives out of an optimized HLO text."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+Groups = frozenset[frozenset[int]]
+
+_DTYPES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
+    "s64": "int64", "s32": "int32", "s16": "int16", "s8": "int8",
+    "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "pred": "bool",
+}  # fmt: skip
+
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\(")
+_COLLECTIVE = re.compile(
+    r"^(all-reduce|reduce-scatter|all-gather|collective-permute|all-to-all)(-start)?$"
+)
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_HEAVY = frozenset({"dot", "convolution", "custom-call", "while"})
+
+
+@dataclass(frozen=True)
+class Found:
+    """A collective of a compiled program.
+
+    Attributes:
+        kind: 'all-reduce', 'reduce-scatter', 'all-gather', 'collective-permute' or 'all-to-all'.
+        groups: which devices (places in the mesh, counted row by row) take part together; empty means all.
+        arrays: dtype and number of elements of each array it carries. More than one: the compiler has
+            combined several collectives.
+        compute_before: dots, convolutions, library calls and loops scheduled between the previous collective
+            and this one.
+        name: the instruction's name.
+        op_name: the JAX operation that it came from, with its named scopes.
+    """
+
+    kind: str
+    groups: Groups
+    arrays: tuple[tuple[str, int], ...]
+    compute_before: int
+    name: str
+    op_name: str
+
+
+def collectives_in(hlo: str) -> list[Found]:
+    """The collectives of a compiled program (`jax.jit(f).lower(...).compile().as_text()`), in schedule order.
+
+    Sizes count the whole message, as `Collective.elements` does. Collectives over groups of one device
+    move nothing and are left out.
+    """
+    found, compute = [], 0
+    for line, match in _instructions(hlo):
+        kind = _COLLECTIVE.match(match["op"])
+        if kind is None:
+            compute += match["op"] in _HEAVY
+            continue
+        groups = parse_groups(line)
+        size = max((len(group) for group in groups), default=0)
+        if size == 1:
+            continue
+        arrays = _arrays(match["shape"], kind[1], started=bool(kind[2]), size=size)
+        found.append(Found(kind[1], groups, arrays, compute, match["name"], _op_name(line)))
+        compute = 0
+    return found
+
+
+def _instructions(hlo: str) -> Iterator[tuple[str, re.Match[str]]]:
+    for line in hlo.splitlines():
+        match = _INSTRUCTION.match(line)
+        if match is not None:
+            yield line, match
+
+
+def _op_name(line: str) -> str:
+    match = re.search(r'op_name="([^"]*)"', line)
+    return match[1] if match else ""
+
+
+def _arrays(shape: str, kind: str, *, started: bool, size: int) -> tuple[tuple[str, int], ...]:
+    arrays = [
+        (_DTYPES.get(dtype, dtype), math.prod(int(n) for n in dims.split(",") if n))
+        for dtype, dims in _ARRAY.findall(shape)
+    ]
+    if started and kind != "all-reduce":
+        # An asynchronous start yields its operands, then its results (all-reduce only the results).
+        arrays = arrays[len(arrays) // 2 :]
+    if kind == "reduce-scatter":
+        arrays = [(dtype, elements * size) for dtype, elements in arrays]
+    return tuple(arrays)
+
+
+def parse_groups(line: str) -> Groups:
+    """Device groups of a collective, from any of the notations that XLA prints.
+
+    >>> sorted(map(sorted, parse_groups("replica_groups={{0,1},{2,3}}")))
+    [[0, 1], [2, 3]]
+    >>> sorted(map(sorted, parse_groups("replica_groups=[2,2]<=[2,2]T(1,0)")))
+    [[0, 2], [1, 3]]
+    >>> sorted(map(sorted, parse_groups("replica_groups=mesh['host'=2,'device'=2] {'host'}")))
+    [[0, 2], [1, 3]]
+    """
+    if match := _LISTED.search(line):
+        lists = re.findall(r"\{([\d,]*)\}", match[1])
+        return frozenset(frozenset(int(n) for n in ids.split(",") if n) for ids in lists)
+    if match := _IOTA.search(line):
+        shape, source = _ints(match[1]), _ints(match[2])
+        ids = np.arange(math.prod(source)).reshape(source)
+        if match[3]:
+            ids = ids.transpose(_ints(match[3]))
+        return frozenset(frozenset(group) for group in ids.reshape(shape).tolist())
+    if match := _MESH.search(line):
+        sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", match[1])}
+        return groups_over(tuple(re.findall(r"'([^']+)'", match[2])), sizes)
+    return frozenset()
+
+
+def _ints(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+def groups_over(axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> Groups:
+    """The groups that a collective over `axes` makes of a mesh: places that differ only along `axes`.
+
+    >>> sorted(map(sorted, groups_over(("device",), {"host": 2, "device": 2})))
+    [[0, 1], [2, 3]]
+    """
+    names = list(axis_sizes)
+    ids = np.arange(math.prod(axis_sizes.values())).reshape([axis_sizes[name] for name in names])
+    spanned = [names.index(axis) for axis in axes]
+    kept = [dim for dim in range(len(names)) if dim not in spanned]
+    width = math.prod(axis_sizes[axis] for axis in axes)
+    return frozenset(frozenset(group) for group in ids.transpose(kept + spanned).reshape(-1, width).tolist())
