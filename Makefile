@@ -1,0 +1,73 @@
+# Everything a user or a developer does, by name. `make` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev
+CONFIG ?= configs/digits.py
+ARGS ?=
+WORKERS ?= 2
+TESTS ?=
+BENCH ?= $(wildcard benchmarks/*.py)
+SCRIPTS ?= $(wildcard launch/*.sh launch/*/*.sh)
+LOCK_PYTHONS ?= python3.11 python3.12 python3.13
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(EXTRAS)
+
+.PHONY: help install train test lint format bench hooks lock clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) EXTRAS=$(EXTRAS) CONFIG=$(CONFIG) ARGS= WORKERS=$(WORKERS) TESTS= BENCH="
+
+install: $(STAMP)  ## make the local environment, with the versions in requirements.lock
+
+train: install  ## train: make train CONFIG=configs/digits.py ARGS='train.steps=100'
+	$(BIN)/python train.py --config $(CONFIG) $(ARGS)
+
+test: install  ## run the whole test suite, or a part: make test TESTS=tests/comm
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) $(TESTS)
+
+lint: install  ## check format, style, types and the direction of imports; change nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	@if command -v shellcheck >/dev/null; then \
+	  shellcheck .ci/run $(SCRIPTS); \
+	else echo "shellcheck is not installed: shell scripts were not checked"; fi
+
+format: install  ## format the code and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install  ## run the benchmarks, or one: make bench BENCH=benchmarks/step.py
+	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
+
+hooks: install  ## check every commit before it is made
+	$(BIN)/pre-commit install
+
+lock:  ## write requirements.lock anew, with the newest versions
+	$(PYTHON) tools/lock.py $(LOCK_PYTHONS)
+
+clean:  ## remove the environments, the caches and what a build left; keep runs/
+	rm -rf .venv* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml requirements.lock | $(BIN)/pip
+	@echo "Installing jaxnet[$(EXTRAS)] into $(VENV): a minute or so, 1.3 GB."
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(BIN)/pip:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: no '$(PYTHON)' on the PATH; jaxnet needs Python 3.11, 3.12 or 3.13:" \
+	       "make install PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1); jaxnet needs Python 3.11, 3.12 or 3.13:" \
+	       "make install PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu:" \
+	       "apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)

@@ -1,0 +1,30 @@
+"""A small CNN on scikit-learn's digits: the default run, on a laptop in seconds.
+
+Source: scikit-learn's `load_digits` (1797 images of 8x8, UCI Optical Recognition of Handwritten Digits), embedded.
+Command: python train.py --config configs/digits.py
+"""
+
+from jaxnet.data import Digits
+from jaxnet.models import CNN
+from jaxnet.training.augment import Augmentation
+from jaxnet.training.config import Checkpoints, Config, Log
+from jaxnet.training.loss import Pixels
+from jaxnet.training.optimizer import Optimizer
+
+
+def get_config() -> Config:
+    """The run."""
+    return Config(
+        model=CNN(num_classes=10, widths=(32, 64), convs=2, hidden=128, norm=True, dropout=0.3),
+        data=Digits(),
+        pixels=Pixels(mean=(0.305,), std=(0.376,)),
+        epochs=40,
+        batch_size=64,
+        eval_batch_size=64,
+        eval_every_epochs=5,
+        optimizer=Optimizer("adamw", learning_rate=2e-3, warmup_steps=50, weight_decay=0.01),
+        augmentation=Augmentation(shift=1),
+        label_smoothing=0.05,
+        checkpoints=Checkpoints(every_steps=200),
+        log=Log(every_steps=20),
+    )

@@ -1,0 +1,5 @@
+"""`python -m jaxnet` is the `jaxnet` command."""
+
+from jaxnet.cli.main import main
+
+main()

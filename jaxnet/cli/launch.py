@@ -1,0 +1,47 @@
+"""`jaxnet launch KIND ... -- COMMAND`: start the processes of one job. Each kind of cluster is one function here."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from jaxnet.cli.parser import Parser, positive
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+_USAGE = "jaxnet launch local --processes N [--devices-per-process D] -- COMMAND..."
+_LOCAL = """\
+Start N processes on this machine, joined over loopback. Output is prefixed with the number of the
+process; when one fails, all are ended and its exit status is passed on; nothing is left behind."""
+
+_EXAMPLES = """\
+examples:
+  jaxnet launch local --processes 2 -- train.py --config configs/digits.py
+  jaxnet launch local --processes 4 --devices-per-process 2 -- python my_own_program.py
+"""
+
+
+def add_parser(commands: "Commands") -> None:
+    """Add `launch` to the commands of `jaxnet`."""
+    launch = commands.add_parser(
+        "launch", help="start the processes of one job", description=__doc__, epilog=_EXAMPLES
+    )
+    kinds = launch.add_commands("KIND")
+    _add_local(kinds)
+
+
+def _add_local(kinds: "Commands") -> None:
+    local = kinds.add_parser("local", help="on this machine", usage=_USAGE, description=_LOCAL, epilog=_EXAMPLES)
+    local.add_argument("--processes", type=positive, required=True, metavar="N", help="how many processes")
+    local.add_argument(
+        "--devices-per-process", type=positive, metavar="D", help="let each process emulate D devices on the CPU"
+    )
+    local.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: a .py file or a program")
+    local.set_defaults(run=run_local)
+
+
+def run_local(args: argparse.Namespace) -> int:
+    """Run `jaxnet launch local`."""
+    from jaxnet.cluster.local import launch_local
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    return launch_local(command, args.processes, args.devices_per_process)

@@ -1,0 +1,64 @@
+"""Whether all processes run the same thing: the same configuration, code and packages.
+
+The values travel through the coordination service, not through device collectives: processes with
+different versions of jaxlib or another number of devices would hang or crash in those, and that is
+just what has to be reported.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from jaxnet.cluster import coordination
+from jaxnet.cluster.ranks import ranks
+from jaxnet.cluster.start import Cluster
+from jaxnet.errors import InputError
+
+_ABSENT = "(not given)"
+_calls = itertools.count()
+
+
+def check_agreement(cluster: Cluster, fingerprint: Mapping[str, str], timeout_seconds: float = 300.0) -> None:
+    """Raise the same InputError on every process when their fingerprints differ, naming who has what.
+
+    `fingerprint` is short text by name, as {"config": sha256, "jax": version}. Every process calls this
+    the same number of times. A single process agrees with itself.
+
+    >>> check_agreement(Cluster(), {"jax": "0.12.0"})
+    """
+    if cluster.process_count == 1:
+        return
+    folder = f"jaxnet/agreement/{next(_calls)}"
+    coordination.publish(f"{folder}/{cluster.process_index}", json.dumps(dict(fingerprint)))
+    if not coordination.wait_for_all(f"{folder}-given", timeout_seconds):
+        raise InputError(_missing(cluster.process_count, coordination.read_all(folder), timeout_seconds))
+    given = coordination.read_all(folder)
+    coordination.wait_for_all(f"{folder}-read", timeout_seconds)
+    difference = describe_difference([json.loads(given[str(i)]) for i in range(cluster.process_count)])
+    if difference:
+        raise InputError(difference)
+
+
+def describe_difference(fingerprints: Sequence[Mapping[str, str]]) -> str | None:
+    """One line that names every key whose values differ and who has which, or None.
+
+    >>> describe_difference([{"jax": "0.12.0"}, {"jax": "0.12.0"}, {"jax": "0.10.2"}])
+    "the processes differ: jax is '0.12.0' on ranks 0-1, '0.10.2' on rank 2; give all the same"
+    """
+    keys = dict.fromkeys(key for fingerprint in fingerprints for key in fingerprint)
+    parts = []
+    for key in keys:
+        holders: dict[str, list[int]] = {}
+        for index, fingerprint in enumerate(fingerprints):
+            holders.setdefault(fingerprint.get(key, _ABSENT), []).append(index)
+        if len(holders) > 1:
+            values = (f"{value!r} on {ranks(indices)}" for value, indices in holders.items())
+            parts.append(f"{key} is {', '.join(values)}")
+    return f"the processes differ: {'; '.join(parts)}; give all the same" if parts else None
+
+
+def _missing(count: int, given: Mapping[str, str], timeout_seconds: float) -> str:
+    absent = [index for index in range(count) if str(index) not in given]
+    return f"{ranks(absent)} of {count} did not say what it runs within {timeout_seconds:.0f} s"

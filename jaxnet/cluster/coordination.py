@@ -1,0 +1,42 @@
+"""JAX's coordination service: a key-value store and barriers with time limits, on the host network alone.
+
+`jax.experimental.multihost_utils` does the same through device collectives, which need every
+backend up, have no time limit and cannot name who is missing. The service's client has no public
+name yet; this file is the only one that uses it.
+"""
+
+import jax
+from jax._src import distributed, xla_bridge
+
+_NO_CLIENT = "jax.distributed is not running in this process"
+
+
+def devices_in_use() -> bool:
+    """Whether JAX has already made its devices, after which processes can no longer be joined."""
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def publish(key: str, value: str) -> None:
+    """Make `value` readable for all processes under `key`; a key is written once."""
+    _client().key_value_set(key, value)
+
+
+def read_all(folder: str) -> dict[str, str]:
+    """Everything published so far under `folder`/, by the last part of its key."""
+    return {key.rsplit("/", 1)[1]: value for key, value in _client().key_value_dir_get(folder)}
+
+
+def wait_for_all(name: str, timeout_seconds: float) -> bool:
+    """Wait until every process waits for `name`; False when that took too long. A name is used once."""
+    try:
+        _client().wait_at_barrier(name, int(timeout_seconds * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _client():  # noqa: ANN202
+    assert distributed.global_state.client is not None, _NO_CLIENT
+    return distributed.global_state.client

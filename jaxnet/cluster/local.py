@@ -1,0 +1,63 @@
+"""Several processes on this machine, joined over loopback: for trying out, for tests, for one large host."""
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
+from jaxnet.cluster.supervise import Rank, supervise
+from jaxnet.errors import InputError
+
+
+def launch_local(
+    command: Sequence[str],
+    processes: int,
+    devices_per_process: int | None = None,
+    grace_seconds: float = 10.0,
+) -> int:
+    """Run `command` as that many processes and return the job's exit status, see `supervise`.
+
+    With `devices_per_process`, each process emulates that many CPU devices.
+    """
+    whole = find_command(command)
+    port = _free_port()
+    environments = [
+        rank_environment(os.environ, index, processes, port, devices_per_process) for index in range(processes)
+    ]
+    return supervise([Rank(index, whole, env) for index, env in enumerate(environments)], grace_seconds)
+
+
+def find_command(command: Sequence[str]) -> list[str]:
+    """What to execute: a Python file runs with this interpreter; a program must be on the PATH."""
+    if not command:
+        raise InputError("no command to launch; give it after --, as in -- train.py --config configs/digits.py")
+    program, *arguments = command
+    if program.endswith(".py"):
+        if not Path(program).is_file():
+            raise InputError(f"no such file: {program} (looked for from {Path.cwd()})")
+        return [sys.executable, program, *arguments]
+    found = shutil.which(program)
+    if found is None:
+        raise InputError(f"no such program: {program}; give a Python file or a program on the PATH")
+    return [found, *arguments]
+
+
+def rank_environment(
+    environ: Mapping[str, str], index: int, processes: int, port: int, devices: int | None
+) -> dict[str, str]:
+    """The environment of process `index`: `environ`, its place, and output that is not held back."""
+    own = {name: value for name, value in environ.items() if name != BIND}
+    own |= {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(processes), INDEX: str(index), "PYTHONUNBUFFERED": "1"}
+    if devices is not None:
+        own["JAX_NUM_CPU_DEVICES"] = str(devices)
+        own.setdefault("JAX_PLATFORMS", "cpu")  # else a machine with an accelerator would not use them
+    return own
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,228 @@
+"""Run the processes of one job as one: prefixed output, one fails and all end, signals reach all."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO
+
+_TETHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py"))]
+_LONGEST_LINE = 1 << 20  # a longer one is shown in pieces, so that output without line ends fills no memory
+_DRAIN_SECONDS = 2.0
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process to run: its number in the job, its command, its whole environment."""
+
+    index: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended; `returncode` as subprocess gives it, a negative one being a signal."""
+
+    index: int
+    returncode: int
+    seconds: float
+
+
+def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
+    """Run `ranks` until all have ended; the result is the exit status of the first that failed, or 0.
+
+    Every line of output is passed on at once, behind `[index] `. When one fails, the others get SIGTERM and,
+    after `grace_seconds`, SIGKILL with everything that they started. (JAX handles SIGTERM, so a rank that is
+    stuck in a collective does not die of it.) SIGINT and SIGTERM are passed on to the ranks themselves, not
+    to what they started: a data worker that is ended first would break its rank's orderly stop. A second
+    signal kills. Nothing survives this process, see `jaxnet.cluster.tether`.
+    """
+    job = _Job(grace_seconds)
+    with _signals_to(job.events):
+        for rank in ranks:
+            job.launch(rank)
+        job.watch()
+    job.finish()
+    if job.first_failure is None:
+        return 0
+    print(f"launch: {describe(job.first_failure, job.ended_others)}", file=sys.stderr, flush=True)
+    return exit_status(job.first_failure.returncode)
+
+
+def exit_status(returncode: int) -> int:
+    """The status that a shell reports: 128 + n for signal n.
+
+    >>> exit_status(-9), exit_status(2)
+    (137, 2)
+    """
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe(ended: Ended, others: int) -> str:
+    """One line about the first failure.
+
+    >>> describe(Ended(1, -9, 12.34), 1)
+    'rank 1 was killed by SIGKILL (9) after 12.3 s; ended the other 1'
+    """
+    if ended.returncode < 0:
+        how = f"was killed by {signal.Signals(-ended.returncode).name} ({-ended.returncode})"
+    else:
+        how = f"exited with status {ended.returncode}"
+    rest = f"; ended the other {others}" if others else ""
+    return f"rank {ended.index} {how} after {ended.seconds:.1f} s{rest}"
+
+
+class _Job:
+    """The processes that run, and what has happened to them, as events from one thread each."""
+
+    def __init__(self, grace_seconds: float) -> None:
+        self.grace_seconds = grace_seconds
+        # SimpleQueue: a signal handler may put into it at any moment.
+        self.events: queue.SimpleQueue[Ended | signal.Signals] = queue.SimpleQueue()
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.first_failure: Ended | None = None
+        self.ended_others = 0
+        self._deadline: float | None = None
+        self._signalled = False
+        self._unread = False
+        self._pumps: list[threading.Thread] = []
+        self._writing = threading.Lock()
+        reading, self._pipe = os.pipe()
+        self._keeper = subprocess.Popen(
+            [*_TETHER, "keep"],
+            stdin=reading,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(reading)
+
+    def launch(self, rank: Rank) -> None:
+        process = subprocess.Popen(
+            [*_TETHER, "rank", str(self._pipe), str(os.getpid()), *rank.command],
+            env=dict(rank.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[self._pipe],
+            start_new_session=True,  # its own process group, so that all it starts can be killed with it
+        )
+        self.running[rank.index] = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._pump(rank.index, process.stdout, sys.stdout.buffer)
+        self._pump(rank.index, process.stderr, sys.stderr.buffer)
+        threading.Thread(target=self._await_end, args=(rank.index, process), daemon=True).start()
+
+    def watch(self) -> None:
+        """Handle events until no process runs."""
+        while self.running:
+            left = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
+            try:
+                event = self.events.get(timeout=left)
+            except queue.Empty:
+                self._deadline = None
+                self._kill_all()
+                continue
+            if isinstance(event, Ended):
+                self._on_end(event)
+            else:
+                self._on_signal(event)
+
+    def finish(self) -> None:
+        """Pass on what was written last, and let the keeper go."""
+        give_up = time.monotonic() + _DRAIN_SECONDS
+        for pump in self._pumps:
+            pump.join(max(give_up - time.monotonic(), 0))
+        os.close(self._pipe)
+        self._keeper.wait()
+
+    def _on_end(self, ended: Ended) -> None:
+        group = self.running.pop(ended.index).pid
+        _kill_group(group)  # what it started and left behind
+        os.write(self._pipe, f"-{group}\n".encode())
+        if ended.returncode != 0 and self.first_failure is None:
+            self.first_failure = ended
+            self.ended_others = len(self.running)
+            self._deadline = time.monotonic() + self.grace_seconds
+            self._send_all(signal.SIGTERM)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._signalled:
+            self._kill_all()
+            return
+        self._signalled = True
+        self._send_all(number)
+        print(
+            f"launch: passed {number.name} on to {len(self.running)} processes; a second one kills them",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _send_all(self, number: signal.Signals) -> None:
+        for process in self.running.values():
+            process.send_signal(number)
+
+    def _kill_all(self) -> None:
+        for process in self.running.values():
+            _kill_group(process.pid)
+
+    def _pump(self, index: int, source: IO[bytes], sink: BinaryIO) -> None:
+        pump = threading.Thread(target=self._pass_on, args=(f"[{index}] ".encode(), source, sink), daemon=True)
+        self._pumps.append(pump)
+        pump.start()
+
+    def _pass_on(self, prefix: bytes, source: IO[bytes], sink: BinaryIO) -> None:
+        for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
+            whole = line if line.endswith(b"\n") else line + b"\n"
+            with self._writing:
+                try:
+                    sink.write(prefix + whole)
+                    sink.flush()
+                except OSError:
+                    self._on_unread(sink)
+
+    def _on_unread(self, sink: BinaryIO) -> None:
+        """Nobody reads us any more, as after `| head`: stop the job in good order, drop what it still writes."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sink.fileno())
+        os.close(nowhere)
+        if not self._unread:
+            self._unread = True
+            self.events.put(signal.SIGTERM)
+
+    def _await_end(self, index: int, process: subprocess.Popen[bytes]) -> None:
+        started = time.monotonic()
+        returncode = process.wait()
+        self.events.put(Ended(index, returncode, time.monotonic() - started))
+
+
+def _kill_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+@contextmanager
+def _signals_to(events: "queue.SimpleQueue[Ended | signal.Signals]") -> Iterator[None]:
+    def handle(number: int, _frame: object) -> None:
+        events.put(signal.Signals(number))
+
+    # One that is ignored stays so: a job started in the background of a script must not end at Ctrl-C.
+    caught = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

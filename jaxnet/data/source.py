@@ -1,0 +1,144 @@
+"""What a data set gives: random access to decoded examples, as NumPy arrays."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from jaxnet.errors import InputError
+
+_CHUNK = 1024  # examples decoded at once when a source is read into memory
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's name for this many channels of 8 bits
+
+
+class Source(Protocol):
+    """Random access to the examples of one split of a data set."""
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are, at least 1."""
+
+    @property
+    def num_classes(self) -> int:
+        """Labels are 0 .. num_classes - 1."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of every image; pixels are uint8."""
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return fresh arrays {'image': uint8 [n, H, W, C], 'label': int32 [n]} in the order asked for."""
+
+
+class Dataset(Protocol):
+    """What a config names: a frozen dataclass that opens the split 'train' or 'test'."""
+
+    def load(self, split: str) -> Source:
+        """Open one split; InputError if it cannot be had, and how to get it."""
+
+
+def require_split(split: str) -> None:
+    """Raise InputError unless `split` is 'train' or 'test'."""
+    if split not in ("train", "test"):
+        raise InputError(f"split {split!r} does not exist: use 'train' or 'test'")
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySource:
+    """A source held in memory.
+
+    >>> pair = ArraySource(np.zeros((2, 8, 8, 1), np.uint8), np.array([3, 4], np.int32), num_classes=10)
+    >>> pair.rows(np.array([1, 1, 0]))['label']
+    array([4, 4, 3], dtype=int32)
+    """
+
+    image: np.ndarray = field(repr=False)
+    label: np.ndarray = field(repr=False)
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        image, label = self.image, self.label
+        if image.dtype != np.uint8 or image.ndim != 4 or not len(image):
+            raise InputError(f"images must be uint8 [n, H, W, C] with n > 0, got {image.dtype} {image.shape}")
+        if label.dtype != np.int32 or label.shape != image.shape[:1]:
+            raise InputError(f"labels must be int32 [{len(image)}], got {label.dtype} {label.shape}")
+        if label.min() < 0 or label.max() >= self.num_classes:
+            got = f"{label.min()} .. {label.max()}"
+            raise InputError(
+                f"labels must be 0 .. {self.num_classes - 1} for {self.num_classes} classes, got {got}"
+            )
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are."""
+        return len(self.image)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels)."""
+        _, height, width, channels = self.image.shape
+        return height, width, channels
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return copies of these examples."""
+        # take() gathers rows of an image's size half as fast again as image[indices] does.
+        return {"image": self.image.take(indices, axis=0), "label": self.label.take(indices)}
+
+
+class Records(Protocol):
+    """The part of a TFDS data source that is used: length, and many examples by their indices."""
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RecordSource:
+    """A source on disk: reads and decodes each example when it is asked for; safe in many threads.
+
+    An image in `records` is either its encoded bytes (PNG, JPEG, ...) or a decoded uint8 array.
+    """
+
+    records: Records
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    image_key: str = "image"
+    label_key: str = "label"
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are."""
+        return len(self.records)
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Read and decode these examples."""
+        examples = self.records.__getitems__(indices.tolist())
+        image = np.empty((len(examples), *self.image_shape), np.uint8)
+        for pixels, example in zip(image, examples, strict=True):
+            pixels[...] = self._decoded(example[self.image_key])
+        label = np.array([example[self.label_key] for example in examples], np.int32)
+        return {"image": image, "label": label}
+
+    def _decoded(self, value: bytes | np.ndarray) -> np.ndarray:
+        if isinstance(value, np.ndarray):
+            return value
+        with Image.open(io.BytesIO(value)) as picture:
+            mode = _MODES[self.image_shape[-1]]
+            same = picture if picture.mode == mode else picture.convert(mode)
+            return np.asarray(same).reshape(self.image_shape)
+
+
+def read_into_memory(source: Source) -> ArraySource:
+    """Decode all of `source` once."""
+    image = np.empty((source.num_examples, *source.image_shape), np.uint8)
+    label = np.empty(source.num_examples, np.int32)
+    for start in range(0, source.num_examples, _CHUNK):
+        part = slice(start, min(start + _CHUNK, source.num_examples))
+        rows = source.rows(np.arange(part.start, part.stop))
+        image[part], label[part] = rows["image"], rows["label"]
+    return ArraySource(image, label, source.num_classes)

@@ -1,0 +1,157 @@
+"""Data sets that TensorFlow Datasets (TFDS) has prepared, read without TensorFlow and without a network."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxnet.data.source import RecordSource, Source, read_into_memory, require_split
+from jaxnet.errors import InputError
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+# name, name/config, name:1.2.3. A namespace ('huggingface:mnist') would make TFDS ask the network.
+_NAME = re.compile(r"\w+(/[\w.+-]+)?(:[\d*]+\.[\d*]+\.[\d*]+)?")
+
+
+@dataclass(frozen=True)
+class TFDS:
+    """Any data set that TFDS has prepared as ArrayRecord, with images of one size; nothing is downloaded.
+
+    Attributes:
+        name: as TFDS writes it: 'cifar10', 'name/config' or 'name:1.2.3'.
+        data_dir: where the prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        train_split: what 'train' is, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
+        test_split: what 'test' is.
+        image_key: the feature that is the image: uint8 [H, W, C].
+        label_key: the feature that is the label: a ClassLabel.
+        in_memory_bytes: a split whose decoded images take no more than this is decoded once, into memory;
+            a larger one is read from disk as training goes.
+    """
+
+    name: str
+    data_dir: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    image_key: str = "image"
+    label_key: str = "label"
+    in_memory_bytes: int = 2**30
+
+    def load(self, split: str) -> Source:
+        """Open the split 'train' or 'test'.
+
+        Raises:
+            InputError: it is not there, or not in this form; the message says where it was looked for and
+                how to get it.
+        """
+        require_split(split)
+        builder = find_builder(self.name, data_directory(self.data_dir))
+        require_prepared(self.name, builder)
+        source = self._open(builder, self.train_split if split == "train" else self.test_split)
+        size = source.num_examples * int(np.prod(source.image_shape))
+        try:
+            source.rows(np.arange(1))  # files that are missing or cut short are found now, not in training
+            return read_into_memory(source) if size <= self.in_memory_bytes else source
+        except (RuntimeError, OSError) as error:
+            raise InputError(
+                f"the data set {self.name} in {builder.data_dir} is damaged: {_one_line(error)}. "
+                "Remove that directory and prepare it again"
+            ) from error
+
+    def _open(self, builder: tfds.core.DatasetBuilder, split: str) -> RecordSource:
+        import tensorflow_datasets as tfds
+
+        image, label = self._feature(builder, self.image_key), self._feature(builder, self.label_key)
+        if image.np_dtype != np.uint8 or len(image.shape) != 3 or None in image.shape:
+            raise InputError(
+                f"{self.name}: images must be uint8 [height, width, channels] of one fixed size, but "
+                f"{self.image_key!r} is {image}"
+            )
+        if not isinstance(label, tfds.features.ClassLabel):
+            raise InputError(
+                f"{self.name}: {self.label_key!r} is not a ClassLabel but {label}: set label_key"
+            )
+        # Decoding it ourselves is faster, and TFDS would print that OpenCV is not installed.
+        encoded = isinstance(image, tfds.features.Image)
+        decoders = {self.image_key: tfds.decode.SkipDecoding()} if encoded else None
+        try:
+            records = builder.as_data_source(split, decoders=decoders)
+        except ValueError as error:
+            reason = f"{_one_line(error)} Set train_split and test_split"
+            raise InputError(f"{self.name} has no split {split!r}: {reason}") from error
+        return RecordSource(records, label.num_classes, image.shape, self.image_key, self.label_key)
+
+    def _feature(self, builder: tfds.core.DatasetBuilder, key: str) -> Any:
+        features = builder.info.features
+        if key not in features:
+            raise InputError(f"{self.name} has no feature {key!r}: it has {', '.join(sorted(features))}")
+        return features[key]
+
+
+def data_directory(data_dir: str | None) -> Path:
+    """Return where prepared data sets are: `data_dir`, or TFDS's own default."""
+    return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def find_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:
+    """Return TFDS's builder of the data set called `name` in `root`, prepared or not; asks no network."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"data set name {name!r} is not of the form 'name', 'name/config' or 'name:1.2.3'")
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.builder(name, data_dir=root)
+    except tfds.core.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
+        here = [path.name for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+        near = difflib.get_close_matches(re.split("[/:]", name)[0], {*known, *here})
+        hint = f"; names near it: {', '.join(near)}" if near else ""
+        raise InputError(f"TFDS knows no data set {name!r}, and none is prepared in {root}{hint}") from error
+    except Exception as error:  # no such config, no such version, or whatever a parser of its files raises
+        reason = _one_line(error).rpartition('}": ')[2]  # after what TFDS repeats of its arguments
+        raise InputError(f"TFDS cannot open {name!r} in {root}: {reason}") from error
+
+
+def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
+    """Say whether the data of `builder` are on disk."""
+    return (Path(builder.data_dir) / "dataset_info.json").exists()
+
+
+def require_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
+    """Raise InputError, which says how to mend it, unless the data are on disk, with random access."""
+    directory = Path(builder.data_dir)
+    if not is_prepared(builder):
+        others = [path.name for path in directory.parent.glob("*.*.*") if path.is_dir()]
+        found = (
+            f" (there is version {', '.join(sorted(others))}: ask for it as '{builder.name}:...')"
+            if others
+            else ""
+        )
+        raise InputError(
+            f"the data set {name} is not prepared in {directory}{found}. Set data_dir or TFDS_DATA_DIR to "
+            f"the directory that holds it, or prepare it, with a network and jaxnet[tf] installed: "
+            f"{_command(name, str(builder.data_dir_root))}"
+        )
+    formats = {file_format.value for file_format in builder.info.available_file_formats()}
+    if "array_record" not in formats:
+        raise InputError(
+            f"the data set {name} in {directory} is prepared as {', '.join(formats)}, which has no random "
+            f"access. Prepare it as array_record elsewhere, and set data_dir to that directory: "
+            f"{_command(name, 'NEW_DIRECTORY')}"
+        )
+
+
+def _command(name: str, root: str) -> str:
+    builder = f"tfds.builder({name!r}, data_dir={root!r}, file_format='array_record')"
+    return f'python -c "import tensorflow_datasets as tfds; {builder}.download_and_prepare()"'
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,49 @@
+"""A small convolutional network for small grey or colour images."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnet.models.layers import ExampleDropout, batch_norm
+
+
+class CNN(nn.Module):
+    """Blocks of 3x3 convolution, ReLU and 2x2 max-pooling, then two dense layers.
+
+    Attributes:
+        num_classes: width of the logits.
+        widths: channels of each block; each block halves height and width.
+        convs: convolutions a block.
+        hidden: units of the hidden dense layer.
+        norm: BatchNorm after each convolution.
+        dropout: rate before the last layer.
+        dtype: of computation; parameters are float32.
+        norm_axes: mesh axes that share BatchNorm's statistics.
+    """
+
+    num_classes: int
+    widths: tuple[int, ...] = (32, 64)
+    convs: int = 1
+    hidden: int = 128
+    norm: bool = False
+    dropout: float = 0.0
+    dtype: str = "float32"
+    norm_axes: tuple[str, ...] = ()
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
+        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        x = images.astype(self.dtype)
+        layer = 0
+        for width in self.widths:
+            for _ in range(self.convs):
+                x = nn.Conv(width, (3, 3), use_bias=not self.norm, dtype=self.dtype, name=f"conv_{layer}")(x)
+                if self.norm:
+                    x = batch_norm(self.norm_axes, self.dtype, train=train, name=f"norm_{layer}")(x)
+                x = nn.relu(x)
+                layer += 1
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, name="dense_0")(x))
+        x = ExampleDropout(self.dropout)(x, train=train, keys=keys)
+        return nn.Dense(self.num_classes, dtype=self.dtype, name="dense_1")(x).astype(jnp.float32)

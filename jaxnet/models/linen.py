@@ -1,0 +1,30 @@
+"""A Flax Linen module as a pure model."""
+
+import flax.linen as nn
+import jax
+
+from jaxnet.models.model import Model, PyTree, Variables, split_collections
+
+
+def from_linen(module: nn.Module) -> Model:
+    """`module(images, train=..., keys=...)` as a `Model`.
+
+    >>> from jaxnet.models import CNN
+    >>> model = from_linen(CNN(num_classes=10))
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 28, 28, 1), "float32"))
+    >>> sorted(shapes.params)
+    ['conv_0', 'conv_1', 'dense_0', 'dense_1']
+    """
+
+    def init_fn(key: jax.Array, images: jax.Array) -> Variables:
+        return split_collections(module.init(key, images, train=False))
+
+    def apply_fn(
+        params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        variables = {"params": params, **stats}
+        if not (train and stats):
+            return module.apply(variables, images, train=train, keys=keys), stats
+        return module.apply(variables, images, train=train, keys=keys, mutable=list(stats))
+
+    return Model(init_fn, apply_fn)

@@ -1,0 +1,56 @@
+"""The boundary between models and training: a model is a pair of pure functions."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+PyTree = Any
+
+
+class Variables(NamedTuple):
+    """What a model holds.
+
+    Attributes:
+        params: what the optimizer changes.
+        stats: what the forward pass changes, such as BatchNorm's running averages.
+    """
+
+    params: PyTree
+    stats: PyTree
+
+
+class InitFn(Protocol):
+    """`init(key, images) -> Variables`. Works under `jax.eval_shape`: nothing need be allocated."""
+
+    def __call__(self, key: jax.Array, images: jax.Array, /) -> Variables: ...
+
+
+class ApplyFn(Protocol):
+    """`apply(params, stats, images, train=..., keys=...) -> (logits, stats)`.
+
+    Args:
+        images: float array [batch, height, width, channels].
+        train: whether BatchNorm uses the batch and dropout drops.
+        keys: one random key an example, [batch]; None when nothing is random.
+
+    Returns:
+        Logits, float32 [batch, classes], and the new stats (unchanged when not training).
+    """
+
+    def __call__(
+        self, params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None
+    ) -> tuple[jax.Array, PyTree]: ...
+
+
+class Model(NamedTuple):
+    """A pure model. Knows nothing of devices, processes or gradients."""
+
+    init: InitFn
+    apply: ApplyFn
+
+
+def split_collections(variables: Mapping[str, PyTree]) -> Variables:
+    """Flax's variable collections as `Variables`: 'params', and all the others as stats."""
+    stats = {name: tree for name, tree in variables.items() if name != "params"}
+    return Variables(variables["params"], stats)

@@ -1,0 +1,1 @@
+"""State, step, loop: how a model is trained."""

@@ -1,0 +1,55 @@
+"""Random changes to training images, on the device; the randomness belongs to the example.
+
+The key of an example is a function of (seed, step, row in the data set), so the same images come out on any
+number of devices and processes, and after a resume.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What to do to training images.
+
+    Attributes:
+        flip: mirror left and right with probability 1/2.
+        shift: move by up to this many pixels in each direction; zeros come in.
+        erase: set a square of this side to zero, at a random place (cutout; DeVries and Taylor, 2017); 0: none.
+    """
+
+    flip: bool = False
+    shift: int = 0
+    erase: int = 0
+
+    def __call__(self, keys: jax.Array, images: jax.Array) -> jax.Array:
+        """Augment images [batch, height, width, channels] by keys [batch]."""
+        return jax.vmap(self._one)(keys, images)
+
+    def _one(self, key: jax.Array, image: jax.Array) -> jax.Array:
+        flip_key, shift_key, erase_key = jax.random.split(key, 3)
+        if self.flip:
+            image = jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
+        if self.shift:
+            image = _shift(shift_key, image, self.shift)
+        if self.erase:
+            image = _erase(erase_key, image, self.erase)
+        return image
+
+
+def _shift(key: jax.Array, image: jax.Array, by: int) -> jax.Array:
+    padded = jnp.pad(image, ((by, by), (by, by), (0, 0)))
+    start = jax.random.randint(key, (2,), 0, 2 * by + 1)
+    return jax.lax.dynamic_slice(padded, (start[0], start[1], 0), image.shape)
+
+
+def _erase(key: jax.Array, image: jax.Array, side: int) -> jax.Array:
+    height, width, _ = image.shape
+    centre = jax.random.randint(key, (2,), 0, jnp.array([height, width]))
+    inside = [
+        jnp.abs(jnp.arange(size) - at) * 2 < side for size, at in zip((height, width), centre, strict=True)
+    ]
+    hole = inside[0][:, None] & inside[1][None, :]
+    return jnp.where(hole[:, :, None], jnp.zeros_like(image), image)

@@ -1,0 +1,280 @@
+"""Checkpoints that are either whole or not there.
+
+Orbax writes the arrays into `000200.saving/`; every file there is digested into a manifest; only then is the
+directory renamed to `000200/`, and only then are older steps deleted. So whatever has the name of a step was
+complete and sealed when it got it, whenever the processes are killed.
+
+    000200/manifest.json    what is in it (step, extra, metrics, leaves) and the digest of every file
+    000200/state/           an ordinary Orbax checkpoint: nested dicts of arrays
+    damaged/000300-1/       a step that was not as it was written: kept, never read, never deleted
+"""
+
+import itertools
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
+
+from jaxnet.errors import InputError
+from jaxnet.training.checkpoint_files import Best, CheckpointFiles, Survey
+from jaxnet.training.leaves import described, differences, named_leaves, nested
+
+# Seconds that processes wait for each other; Orbax gives a write as long.
+_PATIENCE = 20 * 60
+
+# Distinguishes the barriers of one object from those of another; all processes create them in the same order.
+_created = itertools.count()
+
+_log = logging.getLogger("jaxnet")
+
+
+class Restored(NamedTuple):
+    """What a checkpoint held: the arrays as `like` asked for them, and `extra` as it was given to save."""
+
+    step: int
+    state: Any
+    extra: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a directory that all its processes share.
+
+    All processes make the same calls in the same order. The newest `keep` steps stay, and the one with the
+    best `metrics[best]`. On a file system with atomic renames, also under kill -9:
+
+    - When `wait` has returned, the step can be restored. It is deleted only while `keep` newer ones have a
+      manifest and all their files at full length, the newest of them digested a moment before. The content of
+      the others is not read again until a restore.
+    - A changed, truncated or missing file is noticed before anything of its step is used.
+
+    Raises InputError when the directory cannot be written or is not the same one on all processes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int = 3,
+        best: str | None = None,
+        best_mode: Literal["max", "min"] = "max",
+    ):
+        if keep < 1:
+            raise InputError(f"checkpoints: keep is {keep}; at least 1 must be kept")
+        if best_mode not in ("max", "min"):
+            raise InputError(f"checkpoints: best_mode is {best_mode!r}; it is 'max' or 'min'")
+        self._keep = keep
+        self._best = None if best is None else Best(best, best_mode)
+        self._files = CheckpointFiles(Path(directory).absolute())
+        self._primary = jax.process_index() == 0
+        self._barrier_name, self._barriers = f"jaxnet-checkpoints-{next(_created)}", itertools.count()
+        self._require_usable()
+        self._newest = max(self._files.steps(), default=-1)
+        self._current: int | None = None  # the step whose checkpoint equals the present state
+        logging.getLogger("absl").addFilter(_not_orbax_error)
+        self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+        self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[int, Future[None]] | None = None
+
+    def save(
+        self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Start to save; return when `state` has been copied and its buffers may be donated.
+
+        `state` is a pytree of jax.Arrays, `extra` small JSON. Waits for the save before this one. Saving the
+        step that was last saved or restored does nothing: it is there. Raises InputError when the save before
+        has failed, and for a step that is not newer than all there, which a resume would not find again.
+        """
+        self.wait()
+        if step == self._current:
+            return
+        if step <= self._newest:
+            raise InputError(
+                f"checkpoint step {step} is not newer than step {self._newest} in {self._files.root}, from "
+                "which a resume would continue; train in another directory, or move the newer steps away"
+            )
+        leaves = named_leaves(state)
+        about = self._about(step, extra, metrics or {}, described(leaves))
+        try:
+            if self._primary:
+                self._files.sweep()
+            arrays = nested({name: leaf for name, leaf in leaves.items() if leaf.size})
+            self._orbax.save(self._files.staging(step) / "state", args=ocp.args.StandardSave(arrays))
+        except OSError as error:
+            raise self._unwritten(step, error) from error
+        self._current = step
+        self._pending = (step, self._committer.submit(self._commit, step, about))
+
+    def wait(self) -> None:
+        """Return when what was saved is on the disk; raises InputError with what kept it from that."""
+        if self._pending is None:
+            return
+        (step, done), self._pending = self._pending, None
+        try:
+            done.result()
+        except Exception as error:
+            self._current = None
+            raise self._unwritten(step, error) from error
+
+    def steps(self) -> list[int]:
+        """The steps on the disk, in ascending order; a save still under way is not among them."""
+        return self._files.steps()
+
+    def restore_latest(self, like: Any) -> Restored | None:
+        """The newest step that is as it was written, in the shardings of `like`; None where no step is.
+
+        `like` is a pytree of jax.ShapeDtypeStruct for any mesh and number of processes. Newer steps that are
+        damaged are named in a warning and moved to `damaged/`. Raises InputError when all are damaged (and
+        moves none), and when the leaves differ from those of `like`.
+        """
+        self.wait()
+        found = Survey(*self._from_primary(self._files.survey))
+        if found.step is None and not found.damaged:
+            return None
+        what = "; ".join(f"step {step}: {damage}" for step, damage in found.damaged)
+        if found.step is None:
+            raise InputError(
+                f"no checkpoint in {self._files.root} can be used: {what}. Nothing was changed there; to "
+                "start from the beginning, choose another directory or move this one away"
+            )
+        if self._primary:
+            for step, damage in found.damaged:
+                place = self._files.set_aside(step)
+                _log.warning(
+                    "checkpoint step %d is damaged: %s; continuing from step %d; the damaged one is now %s",
+                    *(step, damage, found.step, place),
+                )
+        self._newest = found.step
+        return self._restore(found.step, found.about, like)
+
+    def restore(self, step: int, like: Any) -> Restored:
+        """That step in the shardings of `like`; raises InputError when it is absent, damaged or unlike."""
+        self.wait()
+        found = Survey(*self._from_primary(lambda: self._files.examine(step)))
+        if found.step is None:
+            others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
+            what = "".join(f"is damaged: {damage}" for _, damage in found.damaged) or "is not there"
+            raise InputError(
+                f"checkpoint step {step} in {self._files.root} {what} (other steps there: {others})"
+            )
+        return self._restore(step, found.about, like)
+
+    def close(self) -> None:
+        """Wait, and end the background threads; raises InputError as `wait` does."""
+        try:
+            self.wait()
+        finally:
+            self._committer.shutdown()
+            self._orbax.close()
+
+    def _about(
+        self, step: int, extra: dict[str, Any], metrics: Mapping[str, float], leaves: dict[str, str]
+    ) -> dict[str, Any]:
+        if self._best is not None and metrics and self._best.metric not in metrics:
+            raise InputError(
+                f"checkpoints are ranked by the metric {self._best.metric!r}, which is not among those "
+                f"measured: {', '.join(sorted(metrics))}"
+            )
+        values = {name: float(value) for name, value in metrics.items()}
+        about = {"step": step, "extra": extra, "metrics": values, "leaves": leaves}
+        # A copy, because the caller may change `extra` before it is written.
+        copied: dict[str, Any] = json.loads(json.dumps(about))
+        return copied
+
+    def _commit(self, step: int, about: dict[str, Any]) -> None:
+        self._orbax.wait_until_finished()
+        try:
+            if self._primary:
+                self._publish(step, about)
+        finally:
+            self._barrier()  # also after a failure, which the primary process alone reports
+        self._newest = step
+
+    def _publish(self, step: int, about: dict[str, Any]) -> None:
+        self._files.publish(step, about)
+        try:
+            self._files.retire(self._keep, self._best)
+        except OSError as error:
+            _log.warning("old checkpoints in %s could not be deleted: %s", self._files.root, error)
+
+    def _restore(self, step: int, about: Mapping[str, Any], like: Any) -> Restored:
+        wanted = named_leaves(like)
+        wrong = differences(about["leaves"], described(wanted))
+        if wrong:
+            more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise InputError(
+                f"{self._files.path(step)} holds another state than this program trains: "
+                f"{'; '.join(wrong[:5])}{more}. "
+                "Use the configuration that it was saved with, or another directory"
+            )
+        leaves = {name: _empty(leaf) for name, leaf in wanted.items() if not leaf.size}
+        stored = {name: leaf for name, leaf in wanted.items() if leaf.size}
+        arrays = self._orbax.restore(
+            self._files.path(step) / "state", args=ocp.args.StandardRestore(nested(stored))
+        )
+        names = jax.tree.leaves(nested({name: name for name in stored}))
+        leaves.update(zip(names, jax.tree.leaves(arrays), strict=True))
+        self._current = step
+        state = jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted])
+        return Restored(step, state, about["extra"])
+
+    def _require_usable(self) -> None:
+        root = self._files.root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=root, prefix=".probe-") as file:
+                file.write(b"probe")
+                file.flush()
+                name = self._from_primary(lambda: Path(file.name).name)
+                seen = multihost_utils.process_allgather(np.array((root / name).exists()))
+        except OSError as error:
+            raise InputError(f"checkpoints cannot be written to {root}: {error.strerror}") from error
+        if not np.all(seen):
+            blind = ", ".join(str(process) for process in np.flatnonzero(~np.atleast_1d(seen)))
+            raise InputError(
+                f"the checkpoint directory {root} is not shared: process {blind} does not see what process 0 "
+                f"writes there; use a directory on a file system that all hosts mount"
+            )
+
+    def _unwritten(self, step: int, error: Exception) -> InputError:
+        # What Orbax's storage reports buries the system's reason in a paragraph of its own paths.
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        reason = os.strerror(int(code[1])) if code else (str(error) or type(error).__name__).splitlines()[0]
+        return InputError(f"checkpoint step {step} could not be written to {self._files.root}: {reason}")
+
+    def _from_primary(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on process 0, as JSON carries it; called only there, it may take long."""
+        if jax.process_count() == 1:
+            return make()
+        text = json.dumps(make()).encode() if self._primary else b""
+        self._barrier()  # a collective has a shorter patience than this
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+        padded = np.frombuffer(text.ljust(size, b" "), np.uint8)
+        return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
+
+    def _barrier(self) -> None:
+        key = f"{self._barrier_name}-{next(self._barriers)}"
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=_PATIENCE * 1000)
+
+
+def _not_orbax_error(record: logging.LogRecord) -> bool:
+    """Orbax logs the traceback of a failed write in each of its threads, and raises it too: `wait` tells it."""
+    return record.levelno < logging.ERROR or f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """A leaf without elements, which Orbax refuses to save."""
+    value = np.zeros(leaf.shape, leaf.dtype)
+    if leaf.sharding is None:
+        return jax.numpy.asarray(value)
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])

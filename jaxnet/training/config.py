@@ -1,0 +1,101 @@
+"""What a run is: frozen dataclasses, written by a function in `configs/NAME.py`."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxnet.training.augment import Augmentation
+from jaxnet.training.loss import Pixels
+from jaxnet.training.optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When the state is saved and what is kept.
+
+    Attributes:
+        every_steps: a checkpoint every so many steps; the last step and a stop signal save always.
+        keep: how many of the newest to keep; the most accurate is kept besides.
+    """
+
+    every_steps: int = 500
+    keep: int = 3
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run writes down.
+
+    Attributes:
+        every_steps: a line in metrics.jsonl, the mean over so many steps.
+        tensorboard: write TensorBoard files as well.
+        hlo: write the compiled step's programs to the workdir (hlo/).
+    """
+
+    every_steps: int = 50
+    tensorboard: bool = True
+    hlo: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A window of steps traced by the profiler into the workdir (profile/).
+
+    Attributes:
+        start: first step traced.
+        steps: how many; 0: none.
+    """
+
+    start: int = 10
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run.
+
+    Attributes:
+        model: a Flax Linen module, or a `jaxnet.models.Model` (such as `from_nnx` makes).
+        data: a data set of `jaxnet.data`.
+        pixels: mean and deviation by which images are normalized.
+        epochs: passes over the training examples; the last one may be a fraction.
+        batch_size: examples in a global batch, over all devices.
+        eval_batch_size: the same for evaluation.
+        eval_every_epochs: evaluate on the test split every so many epochs, and at the end.
+        optimizer: see `Optimizer`.
+        augmentation: see `Augmentation`.
+        label_smoothing: part of the target spread over all classes.
+        average_decay: of the moving average of the parameters, which is then what is evaluated; None: no average.
+        microbatches: parts that a device's share of a batch is taken in; gradients travel once.
+        batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
+            mean), of each host ('host'), or the whole ('global').
+        strategy: how gradients travel; `jaxnet strategies` lists them.
+        bucket_bytes: instead of the strategy's own.
+        mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison.
+        hosts: rows of the mesh; None: one a process.
+        seed: of initialization, order of examples and augmentation.
+        checkpoints: see `Checkpoints`.
+        log: see `Log`.
+        profile: see `Profile`.
+    """
+
+    model: Any
+    data: Any
+    epochs: float
+    batch_size: int
+    pixels: Pixels = field(default_factory=Pixels)
+    eval_batch_size: int = 512
+    eval_every_epochs: float = 1.0
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    label_smoothing: float = 0.0
+    average_decay: float | None = None
+    microbatches: int = 1
+    batch_norm: Literal["local", "host", "global"] = "local"
+    strategy: str = "hierarchical"
+    bucket_bytes: int | None = None
+    mode: Literal["auto", "shard_map", "jit", "pmap"] = "auto"
+    hosts: int | None = None
+    seed: int = 0
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    log: Log = field(default_factory=Log)
+    profile: Profile = field(default_factory=Profile)

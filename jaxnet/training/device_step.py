@@ -1,0 +1,109 @@
+"""The arithmetic of a step: what one device does, and the same as one global program."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import optax
+from jax import lax
+
+from jaxnet.comm import AXES, Collective, Reducer, all_reduce, bucketed
+from jaxnet.comm.vma import varying_axes
+from jaxnet.training.gradients import example_keys, loss_gradient
+from jaxnet.training.loss import Batch, LossFn, PyTree, Result
+from jaxnet.training.state import TrainState
+
+Metrics = dict[str, jax.Array]
+StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+_ONE_MESSAGE = bucketed(all_reduce(*AXES), None)
+
+
+def device_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    reducer: Reducer,
+    devices: int,
+    tracked_axes: tuple[str, ...],
+    microbatches: int = 1,
+    average_decay: float | None = None,
+) -> StepFn:
+    """The step of one device of `devices`, to run where both mesh axes are bound.
+
+    `tracked_axes` are the axes over which values are made varying: those of the surrounding shard_map or pmap.
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        keys = example_keys(state.key, state.step, batch["id"])
+        # Without the cast JAX would sum the gradients itself, and the reducer once more.
+        params = _varying(state.params, tracked_axes)
+        grads, result = loss_gradient(loss_fn, params, state.stats, batch, keys, microbatches)
+        result = _mean(result, devices, tracked_axes)
+        sums, comm_state = reducer.reduce(grads, state.comm)
+        grads = jax.tree.map(lambda total: total / devices, sums)
+        state = _update(state._replace(comm=comm_state), grads, result.stats, optimizer, average_decay)
+        return state, result.metrics
+
+    return step
+
+
+def global_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    devices: int,
+    microbatches: int = 1,
+    average_decay: float | None = None,
+) -> StepFn:
+    """The step as one program over the global batch, for XLA to partition over `devices`."""
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        keys = example_keys(state.key, state.step, batch["id"])
+        grads, result = loss_gradient(
+            loss_fn, state.params, state.stats, batch, keys, microbatches, groups=devices
+        )
+        return _update(state, grads, result.stats, optimizer, average_decay), result.metrics
+
+    return step
+
+
+def _varying(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
+    return jax.tree.map(lambda leaf: lax.pcast(leaf, axes, to="varying"), tree)
+
+
+def _mean(result: Result, devices: int, tracked_axes: tuple[str, ...]) -> Result:
+    """Metrics and running averages as means over devices, in one small message.
+
+    Running averages are linear in what each device contributes, and the forward pass of training does not read
+    them, so their mean taken every step is their mean taken once before evaluation. What global BatchNorm has
+    already made the same everywhere is left alone.
+    """
+    leaves, tree = jax.tree.flatten(result)
+    differs = [tracked_axes != AXES or bool(varying_axes(leaf)) for leaf in leaves]
+    parts = [leaf for leaf, d in zip(leaves, differs, strict=True) if d]
+    if tracked_axes == AXES:
+        parts = [lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying") for leaf in parts]
+    sums, _ = _ONE_MESSAGE.reduce(parts, _ONE_MESSAGE.init(parts, dict.fromkeys(AXES, 1)))
+    means = iter(sums)
+    return tree.unflatten([next(means) / devices if d else x for x, d in zip(leaves, differs, strict=True)])
+
+
+def mean_plan(stats: PyTree, metrics: int, axis_sizes: Mapping[str, int]) -> tuple[Collective, ...]:
+    """The message of `_mean` for `metrics` scalars and running averages of these shapes."""
+    scalars = [jax.ShapeDtypeStruct((), "float32")] * metrics
+    return _ONE_MESSAGE.plan([stats, scalars], axis_sizes).collectives
+
+
+def _update(
+    state: TrainState,
+    grads: PyTree,
+    stats: PyTree,
+    optimizer: optax.GradientTransformation,
+    average_decay: float | None,
+) -> TrainState:
+    updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+    params = optax.apply_updates(state.params, updates)
+    average = state.average
+    if average_decay is not None:
+        average = optax.incremental_update(params, state.average, 1 - average_decay)
+    return state._replace(
+        step=state.step + 1, params=params, stats=stats, optimizer=optimizer_state, average=average
+    )

@@ -1,0 +1,115 @@
+"""The loop: batch, step, log, evaluate, save, stop on a signal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxnet.data import DevicePrefetch
+from jaxnet.training.checkpoints import Checkpoints
+from jaxnet.training.config import Config
+from jaxnet.training.experiment import Experiment
+from jaxnet.training.optimizer import learning_rate
+from jaxnet.training.pacing import Pace
+from jaxnet.training.profiling import ProfileWindow
+from jaxnet.training.progress import Display
+from jaxnet.training.records import NoRecords, Records
+from jaxnet.training.state import TrainState
+from jaxnet.training.stopping import StopSignal
+
+Evaluate = Callable[[TrainState], dict[str, float]]
+
+
+class Outcome(NamedTuple):
+    """How a loop ended: after `step` steps, with the last evaluation, stopped by a signal or at its end (None)."""
+
+    state: TrainState
+    step: int
+    evaluation: dict[str, float]
+    signal: str | None
+
+
+@dataclass
+class Loop:
+    """What surrounds the steps.
+
+    Attributes:
+        config: of the run.
+        experiment: of the run.
+        step: the compiled step.
+        evaluate: loss and accuracy of a state on the test split.
+        checkpoints: where states are saved.
+        records: where metrics are written.
+        display: what a person sees.
+        profile: the window of steps to trace.
+        settings: the config as JSON values, saved with each state.
+        pace: measures.
+    """
+
+    config: Config
+    experiment: Experiment
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+    evaluate: Evaluate
+    checkpoints: Checkpoints
+    records: Records | NoRecords
+    display: Display
+    profile: ProfileWindow
+    settings: dict[str, Any]
+    pace: Pace = field(default_factory=Pace)
+
+    def run(self, state: TrainState, batches: DevicePrefetch, step: int) -> Outcome:
+        """Train from `step` to the end or to a signal, and save the last state."""
+        total, evaluation = self.experiment.total_steps, {}
+        eval_every = max(1, round(self.config.eval_every_epochs * self.experiment.steps_per_epoch))
+        with StopSignal() as stop:
+            stopped = step >= total
+            while not stopped:
+                state = self._one(state, batches, step)
+                step += 1
+                signalled = stop.should_stop(step)
+                stopped = signalled or step == total
+                if stopped or step % self.config.log.every_steps == 0:
+                    self._log(step)
+                if step == total or (step % eval_every == 0 and not signalled):
+                    evaluation = self._evaluate(state, step)
+                if stopped or step % self.config.checkpoints.every_steps == 0:
+                    self._save(state, step, evaluation)
+            self.checkpoints.wait()
+            self.profile.close()
+        return Outcome(state, step, evaluation, stop.signal_name if step < total else None)
+
+    def _one(self, state: TrainState, batches: DevicePrefetch, step: int) -> TrainState:
+        self.profile.before(step)
+        before = batches.wait_seconds
+        batch = next(batches)
+        state, metrics = self.step(state, batch)
+        self.pace.push(metrics, batches.wait_seconds - before)
+        self.profile.after(step, state)
+        self.display.advance(step + 1)
+        return state
+
+    def _log(self, step: int) -> None:
+        values = self.pace.line()
+        if not values:
+            return
+        rate = learning_rate(self.config.optimizer, self.experiment.total_steps)
+        values |= {
+            "examples_per_second": self.config.batch_size / values["step_seconds"],
+            "learning_rate": float(rate(step - 1)),
+            "epoch": step / self.experiment.steps_per_epoch,
+        }
+        self.records.write(step, "train", values)
+        self.display.training(step, values)
+
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
+        with self.pace.paused():
+            result = self.evaluate(state)
+        self.records.write(step, "test", result)
+        self.display.evaluation(step, result)
+        return result
+
+    def _save(self, state: TrainState, step: int, evaluation: dict[str, float]) -> None:
+        with self.pace.paused():
+            extra = {"config": self.settings, "next_step": step}
+            self.checkpoints.save(step, state, extra=extra, metrics=evaluation or None)

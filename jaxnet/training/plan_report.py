@@ -1,0 +1,134 @@
+"""A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxnet.comm import BucketPlan, Check, KiB, MiB, mesh_size, wire_bytes_per_axis
+from jaxnet.training.experiment import Experiment
+
+PyTree = Any
+
+
+def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> dict[str, Any]:
+    """The plan as plain JSON values; with `check`, also the collectives found in the compiled program."""
+    leaves = jax.tree.leaves(experiment.state_shapes.params)
+    report: dict[str, Any] = {
+        "strategy": experiment.strategy.name,
+        "schedule": experiment.strategy.schedule,
+        "mode": experiment.mode,
+        "mesh": dict(mesh.shape),
+        "leaves": len(leaves),
+        "gradient_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+        "buckets": [],
+        "wire_bytes_per_axis": wire_bytes_per_axis(experiment.planned),
+        "wire_bytes_per_step": wire_bytes_per_step(experiment, mesh),
+        "planned": [_collective(c.kind, c.axes, c.dtype, c.elements) for c in experiment.planned],
+    }
+    buckets = bucket_plan(experiment, mesh)
+    if buckets is not None:
+        names = leaf_names(experiment)
+        report["buckets"] = [
+            {
+                "bytes": bucket.bytes,
+                "elements": bucket.size,
+                "padding": bucket.padded - bucket.size,
+                "dtype": bucket.dtype,
+                "leaves": [names[piece.leaf] for piece in bucket.pieces],
+            }
+            for bucket in buckets.buckets
+        ]
+    if check is not None:
+        report["verified"] = check.ok
+        report["found"] = [
+            {"kind": f.kind, "arrays": [list(a) for a in f.arrays], "compute_before": f.compute_before}
+            for f in check.found
+        ]
+    return report
+
+
+def _collective(kind: str, axes: Sequence[str], dtype: str, elements: int) -> dict[str, Any]:
+    return {"kind": kind, "axes": list(axes), "dtype": dtype, "elements": elements}
+
+
+def bucket_plan(experiment: Experiment, mesh: Mesh) -> BucketPlan | None:
+    """How leaves map to buckets; None if XLA reduces."""
+    if experiment.reducer is None:
+        return None
+    return experiment.reducer.plan(experiment.state_shapes.params, mesh.shape).buckets
+
+
+def leaf_names(experiment: Experiment) -> list[str]:
+    """Paths of the leaves in backward order, as a bucket plan numbers them."""
+    paths = [path for path, _ in jax.tree.leaves_with_path(experiment.state_shapes.params)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    return [names[index] for index in experiment.order]
+
+
+def wire_bytes_per_step(experiment: Experiment, mesh: Mesh) -> int:
+    """Bytes that each device sends in a step. If XLA reduces: those of a ring all-reduce of all gradients."""
+    if experiment.reducer is not None:
+        return sum(wire_bytes_per_axis(experiment.planned).values())
+    devices = mesh_size(mesh)
+    leaves = jax.tree.leaves(experiment.state_shapes.params)
+    return sum(2 * (devices - 1) * leaf.size * leaf.dtype.itemsize // devices for leaf in leaves)
+
+
+def plan_text(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> str:
+    """The plan in a few tables."""
+    return "\n".join(_lines(plan_json(experiment, mesh, check), check))
+
+
+def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
+    mesh = " x ".join(f"{size} {axis}" for axis, size in report["mesh"].items())
+    yield (
+        f"strategy {report['strategy']} ({report['schedule']} backward), mode {report['mode']}, mesh {mesh}: "
+        f"{report['leaves']} leaves, {size_text(report['gradient_bytes'])} of gradients"
+    )
+    if report["buckets"]:
+        yield ""
+        yield f"{'bucket':>6}  {'bytes':>12}  {'padding':>7}  {'dtype':<8}  leaves, in backward order"
+    for index, bucket in enumerate(report["buckets"]):
+        leaves = bucket["leaves"]
+        shown = leaves[0] if len(leaves) == 1 else f"{leaves[0]} .. {leaves[-1]} ({len(leaves)})"
+        yield f"{index:>6}  {bucket['bytes']:>12,}  {bucket['padding']:>7}  {bucket['dtype']:<8}  {shown}"
+    yield ""
+    for axis, sent in report["wire_bytes_per_axis"].items():
+        yield f"each device sends {sent:>14,} bytes a step over {axis}"
+    if not report["wire_bytes_per_axis"]:
+        yield f"each device sends {report['wire_bytes_per_step']:>14,} bytes a step"
+    if check is not None:
+        yield ""
+        yield from _check_lines(check)
+
+
+def _check_lines(check: Check) -> Iterator[str]:
+    yield f"{'':>3}  {'planned':<44}  found in the compiled program (compute operations before it)"
+    found = [_found_text(f.kind, f.arrays, f.compute_before) for f in check.found]
+    # Found ones stand in schedule order, planned ones in issue order; a row does not pair them.
+    planned = [f"{c.kind} {c.elements:,} {c.dtype} over {'+'.join(c.axes)}" for c in check.planned]
+    for index in range(max(len(found), len(planned))):
+        left = planned[index] if index < len(planned) else ""
+        right = found[index] if index < len(found) else ""
+        yield f"{index:>3}  {left:<44}  {right}"
+    yield ""
+    yield check.explain()
+
+
+def _found_text(kind: str, arrays: Sequence[tuple[str, int]], compute: int) -> str:
+    dtype, elements = arrays[0]
+    more = f" and {len(arrays) - 1} arrays more" if len(arrays) > 1 else ""
+    return f"{kind} {elements:,} {dtype}{more} ({compute})"
+
+
+def size_text(count: int) -> str:
+    """Bytes in a unit that suits.
+
+    >>> size_text(3 * 1024 * 1024)
+    '3.0 MiB'
+    """
+    if count >= MiB:
+        return f"{count / MiB:.1f} MiB"
+    return f"{count / KiB:.1f} KiB" if count >= KiB else f"{count} bytes"

@@ -1,0 +1,43 @@
+"""A window of steps in the profiler, and the compiled programs as text."""
+
+from pathlib import Path
+
+import jax
+
+from jaxnet.training.config import Profile
+
+
+class ProfileWindow:
+    """Traces steps `[start, start + steps)` into `<workdir>/profile`; look with TensorBoard's xprof or Perfetto."""
+
+    def __init__(self, window: Profile, workdir: Path) -> None:
+        self._first, self._last = window.start, window.start + window.steps - 1
+        self._directory = workdir / "profile"
+        self._running = False
+
+    def before(self, step: int) -> None:
+        """Call before step number `step` is dispatched."""
+        if step == self._first and self._last >= self._first:
+            jax.profiler.start_trace(str(self._directory))
+            self._running = True
+
+    def after(self, step: int, result: object) -> None:
+        """Call after it; `result` is waited for at the end of the window, so that the trace holds whole steps."""
+        if self._running and step == self._last:
+            jax.block_until_ready(result)
+            self.close()
+
+    def close(self) -> None:
+        """End a trace that is still running."""
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
+
+
+def write_programs(workdir: Path, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Path:
+    """Write the step as given to the compiler (StableHLO) and as optimized (HLO) to `<workdir>/hlo`."""
+    directory = workdir / "hlo"
+    directory.mkdir(exist_ok=True)
+    (directory / "train_step.stablehlo.txt").write_text(lowered.as_text())
+    (directory / "train_step.optimized_hlo.txt").write_text(compiled.as_text() or "")
+    return directory

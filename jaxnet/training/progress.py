@@ -1,0 +1,68 @@
+"""What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere."""
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    """Prints the lines of a run, and in a terminal keeps a progress bar below them. Use it in a `with` statement."""
+
+    def __init__(self, total_steps: int, first_step: int, *, silent: bool = False) -> None:
+        self._silent = silent
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        console = Console()
+        if console.is_terminal and not silent:
+            columns = (
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[news]}"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=console)
+            self._task = self._bar.add_task("train", total=total_steps, completed=first_step, news="compiling")
+        self._total = total_steps
+
+    def __enter__(self) -> "Display":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, step: int) -> None:
+        """`step` steps have been dispatched."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step)
+
+    def training(self, step: int, values: dict[str, float]) -> None:
+        """Means over the last steps."""
+        rate, wait = values["examples_per_second"], values["data_wait_seconds"] / values["step_seconds"]
+        news = (
+            f"loss {values['loss']:.4f}  accuracy {values['accuracy']:6.2%}  {rate:,.0f} examples/s  "
+            f"{values['step_seconds'] * 1e3:.1f} ms/step  data wait {wait:.1%}"
+        )
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, news=news)
+            return
+        remaining = (self._total - step) * values["step_seconds"]
+        self.say(f"step {step:>6}/{self._total}  {news}  {remaining:.0f} s left")
+
+    def evaluation(self, step: int, values: dict[str, float]) -> None:
+        """Loss and accuracy on the test split."""
+        self.say(f"test at step {step}: loss {values['loss']:.4f}  accuracy {values['accuracy']:.2%}")
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._silent:
+            return
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stdout, flush=True)

@@ -1,0 +1,84 @@
+"""Everything that one step hands to the next."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxnet.comm import Reducer, one_per_device, replicated
+from jaxnet.models import Model
+
+PyTree = Any
+
+
+class TrainState(NamedTuple):
+    """State of a run. Replicated over the mesh, but for `comm`, whose leaves lead with [hosts, devices].
+
+    Attributes:
+        step: steps done, int32 [].
+        params: the model's parameters.
+        stats: BatchNorm's running averages; the mean over devices.
+        optimizer: the optimizer's state.
+        comm: the reducer's state, one per device.
+        average: exponential moving average of the parameters, or None.
+        key: key data of the run's random numbers, uint32 [2].
+    """
+
+    step: jax.Array
+    params: PyTree
+    stats: PyTree
+    optimizer: PyTree
+    comm: PyTree
+    average: PyTree | None
+    key: jax.Array
+
+
+def make_state(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    reducer: Reducer | None,
+    mesh: Mesh,
+    image_shape: tuple[int, ...],
+    seed: int,
+    *,
+    averaged: bool = False,
+) -> TrainState:
+    """The state before the first step, made on the mesh: a function of `seed`, the same on any mesh.
+
+    Under `jax.eval_shape` it gives shapes alone.
+    """
+
+    def make() -> TrainState:
+        key = jax.random.key(seed)
+        variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
+        comm_state = () if reducer is None else reducer.init(variables.params, mesh.shape)
+        dims = tuple(mesh.shape.values())
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=variables.params,
+            stats=variables.stats,
+            optimizer=optimizer.init(variables.params),
+            comm=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*dims, *leaf.shape)), comm_state),
+            # A copy, because every leaf of the state is donated and must be a buffer of its own.
+            average=jax.tree.map(jnp.copy, variables.params) if averaged else None,
+            key=jax.random.key_data(key),
+        )
+
+    return jax.jit(make, out_shardings=state_shardings(jax.eval_shape(make), mesh))()
+
+
+def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
+    """The sharding of each leaf of a state."""
+    shardings = jax.tree.map(lambda _: replicated(mesh), state)
+    return shardings._replace(comm=jax.tree.map(lambda _: one_per_device(mesh), state.comm))
+
+
+def abstract_state(shapes: TrainState, mesh: Mesh) -> TrainState:
+    """Shapes with their shardings on `mesh`: what a checkpoint is restored to."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        state_shardings(shapes, mesh),
+    )

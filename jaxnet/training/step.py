@@ -1,0 +1,184 @@
+"""The training step in its three modes: the same arithmetic, mapped over the mesh in different ways."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxnet.comm import (
+    AXES,
+    DEVICE,
+    HOST,
+    Collective,
+    Reducer,
+    Strategy,
+    after,
+    compiler_options,
+    in_order,
+    mesh_size,
+    one_per_device,
+    replicated,
+    split_by_example,
+)
+from jaxnet.training.device_step import Metrics, StepFn, device_step, global_step, mean_plan
+from jaxnet.training.loss import Batch, LossFn, PyTree
+from jaxnet.training.state import TrainState
+
+Mode = Literal["shard_map", "jit", "pmap"]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a step does besides its loss, optimizer and strategy.
+
+    Attributes:
+        mode: 'shard_map': one program a device, the collectives are ours; 'jit': XLA partitions one global
+            program; 'pmap': as shard_map through the older `jax.pmap`, which has one mesh axis.
+        microbatches: parts that a device's share of the batch is taken in; gradients travel once.
+        average_decay: `d` of the moving average of parameters, `a = d a + (1 - d) p`; None keeps none.
+        order: leaves in the order in which backward produces them (`backward_order`); None: the tree's.
+    """
+
+    mode: Mode = "shard_map"
+    microbatches: int = 1
+    average_decay: float | None = None
+    order: Sequence[int] | None = None
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    strategy: Strategy,
+    mesh: Mesh,
+    options: StepOptions | None = None,
+) -> jax.stages.Wrapped:
+    """`step(state, batch) -> (state, metrics)`: one program, the state donated, no round trip to the host.
+
+    Per device: parameters become varying; gradients of the device's examples; the reducer sums them; the mean
+    is taken, once; optimizer; moving average. Metrics are means over the global batch, float32 [].
+
+    The result is a `jax.jit` function: `step.lower(state, batch).compile()` is the program to run or inspect.
+
+    Args:
+        loss_fn: a mean over examples; see `LossFn`.
+        optimizer: any Optax transformation; it sees the mean gradient of the global batch, so clipping by
+            global norm means what it says.
+        strategy: how gradients travel.
+        mesh: axes ('host', 'device').
+        options: see `StepOptions`.
+
+    Raises:
+        ValueError: mode 'jit' with a strategy of ours, or another mode with 'xla'; 'pmap' with several hosts.
+    """
+    options = options or StepOptions()
+    reducer = scheduled(strategy, options.order)
+    if (options.mode == "jit") != (reducer is None):
+        raise ValueError(
+            f"mode {options.mode!r} does not go with strategy {strategy.name!r}: in mode 'jit' XLA reduces the "
+            "gradients and the strategy is 'xla'; in the other modes the strategy is one of ours"
+        )
+    if reducer is None:
+        step = global_step(loss_fn, optimizer, mesh_size(mesh), options.microbatches, options.average_decay)
+        return _jit(step, mesh)
+    axes = (DEVICE,) if options.mode == "pmap" else AXES
+    step = device_step(
+        loss_fn, optimizer, reducer, mesh_size(mesh), axes, options.microbatches, options.average_decay
+    )
+    return _pmap(step, mesh) if options.mode == "pmap" else _shard_map(step, mesh)
+
+
+def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer | None:
+    """The strategy's reducer with its schedule, taking leaves in `order`; None if XLA does the reduction."""
+    if strategy.reducer is None:
+        return None
+    reducer = after(strategy.reducer) if strategy.schedule == "after" else strategy.reducer
+    return reducer if order is None else in_order(order, reducer)
+
+
+def planned_collectives(
+    reducer: Reducer, params: PyTree, merged_stats: PyTree, metrics: int, mesh: Mesh
+) -> tuple[Collective, ...]:
+    """All that a step sends: the gradients, and one small message of metrics and running averages.
+
+    Args:
+        reducer: as `scheduled` gives it.
+        params: shapes of the parameters, which are those of the gradients.
+        merged_stats: shapes of the running averages that differ between devices; None with global BatchNorm.
+        metrics: how many there are.
+        mesh: axes ('host', 'device').
+    """
+    gradients = reducer.plan(params, mesh.shape).collectives
+    return gradients + mean_plan(merged_stats, metrics, mesh.shape)
+
+
+def _state_like(other: Any, comm: Any) -> TrainState:
+    """One value for every field of the state but `comm`: the reducer's state alone differs between devices."""
+    return TrainState(other, other, other, other, comm, other, other)
+
+
+def _shard_map(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
+    def on_device(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        own = state._replace(comm=jax.tree.map(lambda leaf: leaf[0, 0], state.comm))
+        new, metrics = step(own, batch)
+        return new._replace(comm=jax.tree.map(lambda leaf: leaf[None, None], new.comm)), metrics
+
+    everywhere = PartitionSpec()
+    specs = _state_like(everywhere, PartitionSpec(HOST, DEVICE))
+    mapped = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(specs, PartitionSpec(AXES)), out_specs=(specs, everywhere)
+    )
+    return jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh))
+
+
+def _jit(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
+    everywhere = replicated(mesh)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(everywhere, split_by_example(mesh)),
+        out_shardings=(everywhere, everywhere),
+    )
+
+
+def _pmap(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
+    if mesh.shape[HOST] != 1:
+        raise ValueError(
+            f"mode 'pmap' has one mesh axis and takes a mesh of one host, got {mesh.shape[HOST]} hosts"
+        )
+    # pmap binds one axis; a vmap over an axis of size 1 binds the other, so that reducers run unchanged.
+    # The reducer's state, [hosts, devices, ...], is cut along its second dim by pmap, its first by vmap.
+    one_host = jax.vmap(step, (_state_like(None, 0), 0), 0, axis_name=HOST, axis_size=1)
+    first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)  # noqa: E731
+
+    def on_device(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        new, metrics = one_host(state, jax.tree.map(lambda x: x[None], batch))
+        return first(new)._replace(comm=new.comm), first(metrics)
+
+    devices = list(mesh.devices.flat)
+    mapped = jax.pmap(
+        on_device,
+        DEVICE,
+        in_axes=(_state_like(None, 1), 0),
+        out_axes=(_state_like(None, 1), None),
+        devices=devices,
+    )
+
+    def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        return mapped(state, jax.tree.map(lambda x: x.reshape(len(devices), -1, *x.shape[1:]), batch))
+
+    everywhere = replicated(mesh)
+    shardings = _state_like(everywhere, one_per_device(mesh))
+    return jax.jit(
+        on_mesh,
+        donate_argnums=0,
+        in_shardings=(shardings, split_by_example(mesh)),
+        out_shardings=(shardings, everywhere),
+        compiler_options=_options(mesh),
+    )
+
+
+def _options(mesh: Mesh) -> dict[str, str | int | bool]:
+    return compiler_options(mesh.devices.flat[0].platform)

@@ -1,0 +1,66 @@
+"""A clean stop: a signal to any process ends training on all of them after the same step."""
+
+import os
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+import jax
+from jax.experimental import multihost_utils
+
+
+class StopSignal:
+    """SIGTERM or SIGINT on any process makes all processes stop after the same step.
+
+    A context manager. Ask `should_stop` once for every step, on all processes, with the same step number. A second
+    SIGINT (Ctrl-C twice) raises KeyboardInterrupt at once. Leaving the context restores the handlers that were there.
+
+    In one process the handlers set a flag. In several, JAX's preemption service receives SIGTERM (no handler of
+    Python's would see it once jax.distributed is up), tells the others, and picks the step after the newest that any
+    of them has reached; SIGINT is passed on to it. The service needs about a second to notice.
+
+    >>> with StopSignal() as stop:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop.should_stop(step=1), stop.signal_name
+    (True, 'SIGTERM')
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._interrupted = False
+        self._stopping = False
+
+    def __enter__(self) -> Self:
+        self._several = jax.process_count() > 1
+        caught = (signal.SIGINT,) if self._several else (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.signal(number, self._on_signal) for number in caught}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            # None stands for a handler that was not installed from Python, which Python cannot restore.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def should_stop(self, step: int) -> bool:
+        """Whether `step` is the last; True from then on. `signal_name` says why.
+
+        On a process that was not itself interrupted the name is that of the notice that all share, SIGTERM.
+        """
+        if self._several and not self._stopping:
+            self._stopping = multihost_utils.reached_preemption_sync_point(step)
+            if self._stopping and self.signal_name is None:
+                self.signal_name = signal.SIGTERM.name
+        return self._stopping
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+        self.signal_name = self.signal_name or signal.Signals(number).name
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self._stopping = True

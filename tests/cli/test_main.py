@@ -1,0 +1,94 @@
+"""The `jaxnet` command: mistakes are one line and status 2; it starts without JAX."""
+
+import subprocess
+import sys
+
+import pytest
+from support.programs import clean_environment
+
+from jaxnet.cli.main import main
+from jaxnet.errors import InputError, exit_cleanly
+
+
+def status_of(arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"], ["launch", "local", "--help"]])
+def test_help_has_examples(arguments, capsys):
+    assert status_of(arguments) == 0
+    assert "examples:\n  jaxnet launch local --processes 2 -- train.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND (see jaxnet --help)"),
+        (["lunch"], "jaxnet has no command 'lunch'; did you mean 'launch'? (see jaxnet --help)"),
+        (["zzz"], "jaxnet has no command 'zzz'; there is launch"),
+        (["launch"], "the following arguments are required: KIND (see jaxnet launch --help)"),
+        (["launch", "locl"], "jaxnet launch has no command 'locl'; did you mean 'local'?"),
+        (["launch", "local", "--", "x"], "required: --processes (see jaxnet launch local --help)"),
+        (["launch", "local", "--processes", "0", "--", "x"], "--processes: '0' must be a whole number of at least 1"),
+        (["launch", "local", "--processes", "two", "--", "x"], "--processes: 'two' must be a whole number"),
+        (["launch", "local", "--processes"], "--processes: expected one argument"),
+        (["launch", "local", "--processes", "2", "--devices-per-process", "-1", "--", "x"], "--devices-per-process"),
+        (["launch", "local", "--processes", "2"], "no command to launch; give it after --"),
+        (["launch", "local", "--processes", "2", "--", "no.py"], "no such file: no.py"),
+        (["launch", "local", "--processes", "2", "--", "no-such"], "no such program: no-such"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, capsys):
+    assert status_of(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_it_starts_without_jax():
+    code = "import sys\ntry:\n    from jaxnet.cli.main import main; main(['--help'])\nfinally:\n    assert 'jax' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_m_jaxnet():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxnet", "lunch"], env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: jaxnet has no command 'lunch'")
+
+
+def failing_with(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("main", "status", "printed"),
+    [
+        (lambda: 0, 0, ""),
+        (lambda: 7, 7, ""),
+        (failing_with(InputError("no such key")), 2, "error: no such key\n"),
+        (failing_with(KeyboardInterrupt()), 130, ""),
+    ],
+)
+def test_exit_cleanly(main, status, printed, capsys):
+    with pytest.raises(SystemExit) as caught:
+        exit_cleanly(main)
+    assert caught.value.code == status
+    assert capsys.readouterr().err == printed
+
+
+def test_exit_cleanly_leaves_as_told_and_lets_bugs_through():
+    left = []
+    exit_cleanly(lambda: 3, left.append)
+    assert left == [3]
+    with pytest.raises(ZeroDivisionError):
+        exit_cleanly(lambda: 1 // 0)

@@ -1,0 +1,109 @@
+"""Sources in memory: what they refuse and what they give."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxnet.data
+from jaxnet.data import ArraySource, Digits, Synthetic
+from jaxnet.errors import InputError
+
+FILES = Path(jaxnet.data.__file__).parent
+
+
+def arrays(name: str = "digits.npz") -> dict[str, np.ndarray]:
+    with np.load(FILES / name) as file:
+        return dict(file)
+
+
+def test_rows_come_in_the_order_asked_for():
+    source = ArraySource(np.arange(6, dtype=np.uint8).reshape(3, 1, 2, 1), np.array([2, 0, 1], np.int32), 3)
+    rows = source.rows(np.array([2, 0, 2]))
+    assert rows["image"].reshape(3, 2).tolist() == [[4, 5], [0, 1], [4, 5]]
+    assert rows["label"].tolist() == [1, 2, 1]
+    assert (source.num_examples, source.image_shape, source.num_classes) == (3, (1, 2, 1), 3)
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "message"),
+    [
+        (np.zeros((2, 8, 8, 1)), np.zeros(2, np.int32), "images must be uint8"),
+        (np.zeros((2, 8, 8), np.uint8), np.zeros(2, np.int32), "images must be uint8"),
+        (np.zeros((0, 8, 8, 1), np.uint8), np.zeros(0, np.int32), "with n > 0"),
+        (np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int64), r"labels must be int32 \[2\], got int64"),
+        (np.zeros((2, 8, 8, 1), np.uint8), np.zeros(3, np.int32), r"labels must be int32 \[2\]"),
+        (np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 4], np.int32), "labels must be 0 .. 3 for 4 classes"),
+        (np.zeros((2, 8, 8, 1), np.uint8), np.array([-1, 3], np.int32), "got -1 .. 3"),
+    ],
+)
+def test_arrays_of_another_form_are_refused(image, label, message):
+    with pytest.raises(InputError, match=message):
+        ArraySource(image, label, num_classes=4)
+
+
+@pytest.mark.parametrize("dataset", [Digits(), Synthetic(num_train=2, num_test=2)])
+def test_there_are_two_splits(dataset):
+    with pytest.raises(InputError, match="split 'validation' does not exist: use 'train' or 'test'"):
+        dataset.load("validation")
+
+
+def test_digits_are_those_of_the_file_split_in_two():
+    file, train, test = arrays(), Digits().load("train"), Digits().load("test")
+    assert (train.num_examples, test.num_examples) == (1437, 360)
+    assert sorted(file["order"]) == list(range(1797))
+    pixels = np.concatenate([train.image, test.image])[..., 0]
+    np.testing.assert_array_equal(np.round(pixels * (16 / 255)), file["image"][file["order"]])
+    np.testing.assert_array_equal(np.concatenate([train.label, test.label]), file["label"][file["order"]])
+    assert (pixels.min(), pixels.max()) == (0, 255)
+
+
+def test_the_digits_are_those_that_their_page_names():
+    file, page = arrays(), (FILES / "digits.md").read_text()
+    content = b"".join(file[name].tobytes() for name in ("image", "label", "order"))
+    assert hashlib.sha256(content).hexdigest() in page
+
+
+def test_the_script_on_their_page_makes_the_digits(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn", reason="scikit-learn, from which the digits were taken, is not installed.")
+    [script] = re.findall(r"```python\n(.*?)```", (FILES / "digits.md").read_text(), re.DOTALL)
+    (tmp_path / "jaxnet/data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    exec(script, {})
+    with np.load("jaxnet/data/digits.npz") as made:
+        for name, array in arrays().items():
+            np.testing.assert_array_equal(made[name], array)
+
+
+def test_synthetic_images_are_a_function_of_the_fields():
+    small = Synthetic(image_shape=(6, 5, 2), num_classes=3, num_train=7, num_test=4)
+    digest = hashlib.sha256(small.load("train").image.tobytes()).hexdigest()
+    assert digest == "8cb106bc265e1488b29efc9bbfff186ab5d43837b65f1c62c3f05c83c681da7d"
+    assert not np.array_equal(small.load("train").image[:4], small.load("test").image)
+    other = Synthetic(image_shape=(6, 5, 2), num_classes=3, num_train=7, num_test=4, seed=1)
+    assert not np.array_equal(small.load("train").image, other.load("train").image)
+
+
+def test_synthetic_classes_can_be_told_apart_on_unseen_images():
+    dataset = Synthetic(image_shape=(8, 8, 3), num_classes=10, num_train=500, num_test=100)
+    train, test = dataset.load("train"), dataset.load("test")
+    means = np.stack([train.image[train.label == label].mean(0) for label in range(10)])
+    distances = ((test.image[:, None] - means) ** 2).sum((2, 3, 4))
+    assert (distances.argmin(1) == test.label).mean() == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_shape": (32, 32)}, r"image_shape must be \(height, width, channels\), got \(32, 32\)"),
+        ({"image_shape": (32, 0, 3)}, "image_shape must be"),
+        ({"num_classes": 0}, "must be at least 1"),
+        ({"num_test": 0}, "must be at least 1"),
+        ({"seed": -1}, "seed must be 0"),
+    ],
+)
+def test_a_synthetic_set_that_cannot_be_is_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        Synthetic(**fields)

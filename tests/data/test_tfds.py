@@ -1,0 +1,224 @@
+"""Prepared TFDS data sets are read without TensorFlow; what is not there is refused at once."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from jaxnet.data import TFDS, ArraySource, FashionMNIST, RecordSource, Shard, eval_batches, train_batches
+from jaxnet.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("_no_network")
+LABEL = tfds.features.ClassLabel(num_classes=5)
+
+
+def encoded(array: np.ndarray, mode: str | None = None) -> bytes:
+    file = io.BytesIO()
+    picture = Image.fromarray(array)
+    (picture.convert(mode) if mode else picture).save(file, "PNG")
+    return file.getvalue()
+
+
+def prepare(root: Path, features: dict, examples: list[dict], per_file: int = 100) -> None:
+    """Write a data set 'toy' with one split, 'train'."""
+    directory = root / "toy/1.0.0"
+    directory.mkdir(parents=True)
+    identity = tfds.core.DatasetIdentity(
+        name="toy", version="1.0.0", data_dir=str(directory), module_name="toy"
+    )
+    info = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features))
+    writer = tfds.core.SequentialWriter(info, max_examples_per_shard=per_file, file_format="array_record")
+    writer.initialize_splits(["train"])
+    writer.add_examples({"train": examples})
+    writer.close_all()
+
+
+@pytest.fixture
+def colours() -> np.ndarray:
+    return np.random.RandomState(1).randint(0, 256, (17, 6, 4, 3)).astype(np.uint8)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, colours: np.ndarray) -> TFDS:
+    features = {"picture": tfds.features.Image(shape=(6, 4, 3)), "kind": LABEL, "text": tfds.features.Text()}
+    examples = [{"picture": encoded(c), "kind": i % 5, "text": "hm"} for i, c in enumerate(colours)]
+    prepare(tmp_path, features, examples, per_file=5)
+    keys = {"image_key": "picture", "label_key": "kind"}
+    return TFDS("toy", data_dir=str(tmp_path), test_split="train[:25%]", **keys)
+
+
+def rewrite(dataset: TFDS, change) -> None:
+    path = Path(dataset.data_dir, "toy/1.0.0/dataset_info.json")
+    path.write_text(change(path.read_text()))
+
+
+def test_a_prepared_set_is_read_into_memory(toy, colours):
+    source = toy.load("train")
+    assert isinstance(source, ArraySource)
+    assert (source.num_examples, source.num_classes, source.image_shape) == (17, 5, (6, 4, 3))
+    np.testing.assert_array_equal(source.image, colours)
+    np.testing.assert_array_equal(source.label, np.arange(17) % 5)
+
+
+def test_a_split_may_be_a_part(toy, colours):
+    np.testing.assert_array_equal(toy.load("test").image, colours[:4])
+
+
+def test_a_set_too_large_for_memory_is_read_from_disk(toy, colours):
+    limit = colours.nbytes
+    exact = TFDS(**vars(toy) | {"in_memory_bytes": limit}).load("train")
+    source = TFDS(**vars(toy) | {"in_memory_bytes": limit - 1}).load("train")
+    assert isinstance(exact, ArraySource)
+    assert isinstance(source, RecordSource)
+    picked = np.array([16, 0, 7, 7])
+    assert source.rows(picked).keys() == exact.rows(picked).keys()
+    for key, value in exact.rows(picked).items():
+        assert source.rows(picked)[key].dtype == value.dtype
+        np.testing.assert_array_equal(source.rows(picked)[key], value)
+    assert (source.num_examples, source.num_classes, source.image_shape) == (17, 5, (6, 4, 3))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_from_disk_are_those_from_memory(toy, threads):
+    memory = toy.load("train")
+    disk = TFDS(**vars(toy) | {"in_memory_bytes": 0}).load("train")
+    options = {"batch_size": 10, "shard": Shard(1, 2)}
+    evaluated = (eval_batches(source, threads=threads, **options) for source in (memory, disk))
+    trained = (
+        train_batches(source, threads=threads, seed=5, start_step=3, **options) for source in (memory, disk)
+    )
+    left, right = trained
+    pairs = [*zip(*evaluated, strict=True), *((next(left), next(right)) for _ in range(8))]
+    for one, other in pairs:
+        for key in one:
+            np.testing.assert_array_equal(one[key], other[key])
+    left.close()
+    right.close()
+
+
+def test_images_may_be_stored_as_arrays(tmp_path, colours):
+    features = {"image": tfds.features.Tensor(shape=(6, 4, 3), dtype=np.uint8), "label": LABEL}
+    prepare(tmp_path, features, [{"image": c, "label": 3} for c in colours])
+    np.testing.assert_array_equal(TFDS("toy", data_dir=str(tmp_path)).load("train").image, colours)
+
+
+def test_pictures_are_brought_to_the_channels_that_are_declared(tmp_path, colours):
+    features = {"image": tfds.features.Image(shape=(6, 4, 3)), "label": LABEL}
+    grey, palette = colours[0, ..., 0], np.repeat(colours[1, :1, :1], 24, axis=0).reshape(6, 4, 3)
+    prepare(
+        tmp_path,
+        features,
+        [{"image": encoded(grey), "label": 0}, {"image": encoded(palette, "P"), "label": 1}],
+    )
+    image = TFDS("toy", data_dir=str(tmp_path)).load("train").image
+    np.testing.assert_array_equal(image[0], np.repeat(grey[..., None], 3, axis=-1))
+    assert image.shape == (2, 6, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            {"image": tfds.features.Image(shape=(None, None, 3)), "label": LABEL},
+            "of one fixed size, but 'image'",
+        ),
+        ({"image": tfds.features.Image(shape=(6, 4, 1), dtype=np.uint16), "label": LABEL}, "must be uint8"),
+        ({"image": LABEL, "label": LABEL}, "must be uint8"),
+        ({"image": {"left": LABEL}, "label": LABEL}, "must be uint8"),
+        ({"image": tfds.features.Image(shape=(6, 4, 3)), "label": tfds.features.Text()}, "not a ClassLabel"),
+        (
+            {"picture": tfds.features.Image(shape=(6, 4, 3)), "label": LABEL},
+            "no feature 'image': it has label, p",
+        ),
+    ],
+)
+def test_features_that_are_not_images_with_labels_are_refused(tmp_path, features, message):
+    prepare(tmp_path, features, [])
+    with pytest.raises(InputError, match=message):
+        TFDS("toy", data_dir=str(tmp_path)).load("train")
+
+
+def test_a_set_that_is_not_prepared_is_refused_at_once(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="cifar10 is not prepared in") as error:
+        TFDS("cifar10", data_dir=str(tmp_path)).load("train")
+    command = (
+        f"tfds.builder('cifar10', data_dir='{tmp_path}', file_format='array_record').download_and_prepare()"
+    )
+    assert command in str(error.value)
+    assert f"{tmp_path}/cifar10/" in str(error.value)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "from_environment"))
+    with pytest.raises(InputError, match="from_environment/cifar10"):
+        TFDS("cifar10").load("test")
+    monkeypatch.delenv("TFDS_DATA_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(InputError, match="home/tensorflow_datasets/cifar10"):
+        TFDS("cifar10").load("test")
+
+
+def test_another_version_on_disk_is_pointed_out(tmp_path):
+    (tmp_path / "cifar10/1.0.0").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"\(there is version 1.0.0: ask for it as 'cifar10:...'\)"):
+        TFDS("cifar10", data_dir=str(tmp_path)).load("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cifar11", "knows no data set 'cifar11', and none is prepared in .*names near it: .*cifar10"),
+        ("toys", "knows no data set 'toys', .* names near it: toy"),
+        ("qqqqqq", "knows no data set 'qqqqqq'.*$"),
+        ("cifar10:1.0.0", "cannot be loaded at version 1.0.0"),
+        ("huggingface:mnist", "is not of the form 'name', 'name/config' or 'name:1.2.3'"),
+        ("mnist/a=3", "is not of the form"),
+        ("", "data set name '' is not of the form"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(toy, name, message):
+    with pytest.raises(InputError, match=message) as error:
+        TFDS(name, data_dir=toy.data_dir).load("train")
+    assert "\n" not in str(error.value)
+
+
+def test_a_set_without_random_access_is_refused(toy):
+    rewrite(toy, lambda text: text.replace('"array_record"', '"tfrecord"'))
+    with pytest.raises(
+        InputError, match=r"prepared as tfrecord, which has no random access. Prepare it as array"
+    ):
+        toy.load("train")
+
+
+def test_fashion_mnist_without_random_access_is_refused(tmp_path, idx_dir):
+    dataset = FashionMNIST(data_dir=str(tmp_path), idx_dir=str(idx_dir))
+    dataset.load("test")
+    [path] = tmp_path.glob("fashion_mnist/*/dataset_info.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fileFormat": "tfrecord"}))
+    with pytest.raises(InputError, match="prepared as tfrecord, which has no random access"):
+        dataset.load("test")
+
+
+def test_splits_that_are_not_there_are_refused(toy):
+    for split in ("validation", "train[:0]", "train[:1"):
+        with pytest.raises(InputError, match=r"no split .* Set train_split and test_split"):
+            TFDS(**vars(toy) | {"train_split": split}).load("train")
+    with pytest.raises(InputError, match="split 'validation' does not exist"):
+        toy.load("validation")
+
+
+@pytest.mark.parametrize("in_memory_bytes", [0, 2**30])
+def test_files_that_are_missing_or_cut_short_are_found_at_once(toy, in_memory_bytes):
+    dataset = TFDS(**vars(toy) | {"in_memory_bytes": in_memory_bytes})
+    path = sorted(Path(toy.data_dir).glob("toy/1.0.0/*array_record*"))[0]
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-100]), path.unlink):
+        damage()
+        with pytest.raises(InputError, match=r"is damaged: .* Remove that directory and prepare it again"):
+            dataset.load("train")
+
+
+def test_a_damaged_description_is_refused(toy):
+    rewrite(toy, lambda text: text[:40])
+    with pytest.raises(InputError, match="TFDS cannot open 'toy'"):
+        toy.load("train")

@@ -1,0 +1,65 @@
+"""A tiny training problem for tests of the step."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from jaxnet import comm
+from jaxnet.models import CNN, ResNet, from_linen
+from jaxnet.training.augment import Augmentation
+from jaxnet.training.loss import Pixels, classification_loss
+from jaxnet.training.state import make_state
+from jaxnet.training.step import StepOptions, make_train_step
+
+IMAGE = (8, 8, 1)
+CLASSES = 10
+
+
+class Setup(NamedTuple):
+    step: jax.stages.Wrapped
+    state: object
+    mesh: object
+
+
+def batch(step: int, size: int = 32) -> dict[str, np.ndarray]:
+    draw = np.random.RandomState(step)
+    return {
+        "image": draw.randint(0, 256, (size, *IMAGE)).astype(np.uint8),
+        "label": draw.randint(0, CLASSES, size).astype(np.int32),
+        "id": draw.permutation(1000)[:size].astype(np.int32),
+    }
+
+
+def cnn(**fields):
+    return from_linen(CNN(CLASSES, **{"widths": (4, 8), "hidden": 16, "dropout": 0.2, **fields}))
+
+
+def resnet(**fields):
+    return from_linen(ResNet(CLASSES, **{"blocks": 1, "widths": (4, 8), **fields}))
+
+
+def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optimizer=None, **options):
+    mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
+    loss_fn = classification_loss(
+        model, Pixels((0.5,), (0.5,)), label_smoothing=0.1, augment=Augmentation(flip=True, shift=1, erase=3)
+    )
+    if isinstance(strategy, str):
+        strategy = comm.named_strategy(strategy, bucket_bytes)
+    optimizer = optimizer or optax.sgd(0.1, 0.9)
+    step = make_train_step(loss_fn, optimizer, strategy, mesh, StepOptions(**options))
+    state = make_state(
+        model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options
+    )
+    return Setup(step, state, mesh)
+
+
+def run(setup, steps=5, size=32):
+    """Losses of `steps` steps, and the final state on the host."""
+    state, losses = setup.state, []
+    for index in range(steps):
+        placed = jax.device_put(batch(index, size), comm.split_by_example(setup.mesh))
+        state, metrics = setup.step(state, placed)
+        losses.append(float(metrics["loss"]))
+    return losses, jax.device_get(state)

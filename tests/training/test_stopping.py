@@ -1,0 +1,48 @@
+import signal
+
+import pytest
+
+from jaxnet.training.stopping import StopSignal
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_from_that_step_on_and_is_named(number):
+    with StopSignal() as stop:
+        assert not stop.should_stop(1)
+        assert stop.signal_name is None
+        signal.raise_signal(number)
+        assert stop.should_stop(2)
+        assert stop.should_stop(3)
+        assert stop.signal_name == number.name
+
+
+def test_a_second_interrupt_does_not_wait():
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.should_stop(1)
+
+
+def test_a_supervisor_may_repeat_itself_and_the_first_signal_names_the_stop():
+    with StopSignal() as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        assert stop.signal_name == "SIGTERM"
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_the_handlers_before_are_restored(error):
+    seen = []
+    before = {number: signal.signal(number, lambda *_: seen.append(1)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(error) if error else StopSignal(), StopSignal() as stop:
+            if error:
+                raise error
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert seen == [1, 1]
+        assert not stop.should_stop(1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,199 @@
+"""Train a model: `python train.py --config configs/digits.py [--workdir DIR] [key.path=value ...]`.
+
+Reads top to bottom; the titles of the sections are the architecture. Run again with the same workdir, it
+continues from the newest good checkpoint.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxnet.cluster.agreement import check_agreement
+from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import Cluster, start
+from jaxnet.comm import make_mesh, split_by_example, verify
+from jaxnet.data import DevicePrefetch, Shard, eval_batches, train_batches
+from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.training.checkpoints import Checkpoints
+from jaxnet.training.config import Config
+from jaxnet.training.config_file import differences, flatten, load_config, to_json
+from jaxnet.training.evaluation import evaluate, make_eval_step
+from jaxnet.training.experiment import Experiment, prepare
+from jaxnet.training.loop import Loop, Outcome
+from jaxnet.training.pacing import Pace
+from jaxnet.training.plan_report import plan_text, wire_bytes_per_step
+from jaxnet.training.profiling import ProfileWindow, write_programs
+from jaxnet.training.progress import Display
+from jaxnet.training.records import NoRecords, Records, make_workdir, write_whole
+from jaxnet.training.state import TrainState, abstract_state
+
+
+def train(
+    config: Config, workdir: Path, *, allow_config_change: bool = False, quiet: bool = False
+) -> dict[str, Any]:
+    """Train as `config` says; returns the summary that is also written to `<workdir>/summary.json`."""
+    started = time.perf_counter()
+
+    # ---- Processes and mesh -------------------------------------------------------------------------------
+    cluster = start()
+    check_agreement(cluster, fingerprint(config))
+    mesh = mesh_of(config)
+    shard = Shard(cluster.process_index, cluster.process_count)
+    primary = shard.index == 0
+
+    # ---- Data: a batch is a function of (seed, step) ------------------------------------------------------
+    source, test_source = config.data.load("train"), config.data.load("test")
+
+    # ---- Model, optimizer, strategy, step: shapes and functions, no arrays yet ----------------------------
+    experiment = prepare(config, mesh, source)
+
+    # ---- State: restored from the newest good checkpoint, or made on the mesh -----------------------------
+    make_workdir(workdir)
+    settings = flatten(config)
+    refuse_changes(workdir / "config.json", settings, allowed=allow_config_change)
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoints.keep, best="accuracy")
+    restored = checkpoints.restore_latest(abstract_state(experiment.state_shapes, mesh))
+    first_step = 0 if restored is None else restored.step
+    state = experiment.first_state() if restored is None else restored.state
+
+    # ---- Step: compiled once, and checked against the plan ------------------------------------------------
+    lowered = experiment.step.lower(state, experiment.batch_shapes)
+    compiled = lowered.compile()
+    check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
+
+    # ---- Evaluation: every example of the test split, once ------------------------------------------------
+    eval_step = make_eval_step(experiment.model, config.pixels, mesh)
+
+    def test(state: TrainState) -> dict[str, float]:
+        batches = eval_batches(test_source, batch_size=config.eval_batch_size, shard=shard)
+        params = state.params if state.average is None else state.average
+        with DevicePrefetch(batches, split_by_example(mesh)) as placed:
+            return evaluate(eval_step, params, state.stats, placed, mesh)
+
+    # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
+    records = NoRecords()
+    if primary:
+        write_whole(workdir / "config.json", to_json(config))
+        records = Records(workdir, tensorboard=config.log.tensorboard)
+    batches = train_batches(
+        source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=first_step
+    )
+    with (
+        Display(experiment.total_steps, first_step, silent=quiet or not primary) as display,
+        DevicePrefetch(batches, split_by_example(mesh)) as placed,
+    ):
+        display.say(to_json(config) if restored is None else f"continuing {workdir} from step {first_step}")
+        display.say(plan_text(experiment, mesh, check))
+        if experiment.planned and not check.ok:
+            display.say(f"warning: {check.explain()}")
+        if config.log.hlo and primary:
+            write_programs(workdir, lowered, compiled)
+        profile = ProfileWindow(config.profile, workdir)
+        loop = Loop(config, experiment, compiled, test, checkpoints, records, display, profile, settings)
+        outcome = loop.run(state, placed, first_step)
+        if outcome.signal:
+            display.say(f"stopped by {outcome.signal} after step {outcome.step}; run again to continue")
+
+    # ---- Summary ------------------------------------------------------------------------------------------
+    if not outcome.evaluation and outcome.signal is None:
+        outcome = outcome._replace(evaluation=test(outcome.state))
+    checkpoints.close()
+    records.close()
+    summary = summarize(config, experiment, mesh, outcome, loop.pace, first_step)
+    summary["seconds"] = time.perf_counter() - started
+    if primary:
+        write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def mesh_of(config: Config) -> Mesh:
+    """The mesh that the config asks for."""
+    try:
+        return make_mesh(config.hosts)
+    except ValueError as error:
+        raise InputError(f"hosts={config.hosts}: {error}") from error
+
+
+def fingerprint(config: Config) -> dict[str, str]:
+    """What must be the same on all processes."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "config": hashlib.sha256(to_json(config).encode()).hexdigest()[:16],
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "devices per process": str(jax.local_device_count()),
+        **{package: version(package) for package in packages},
+    }
+
+
+def refuse_changes(saved: Path, settings: dict[str, Any], *, allowed: bool) -> None:
+    """Stop if the workdir belongs to a run with another config, naming the keys."""
+    if allowed or not saved.exists():
+        return
+    changed = differences(json.loads(saved.read_text()), settings)
+    if changed:
+        raise InputError(
+            f"{saved.parent} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
+            "--allow-config-change to continue it with this one"
+        )
+
+
+def summarize(
+    config: Config, experiment: Experiment, mesh: Mesh, outcome: Outcome, pace: Pace, first_step: int
+) -> dict[str, Any]:
+    """The final figures of a run."""
+    steps = outcome.step - first_step
+    return {
+        "steps": outcome.step,
+        "finished": outcome.step >= experiment.total_steps,
+        **outcome.evaluation,
+        "strategy": experiment.strategy.name,
+        "wire_bytes_per_step": wire_bytes_per_step(experiment, mesh),
+        "data_wait_fraction": pace.waited / pace.seconds if steps else 0.0,
+        "examples_per_second": steps * config.batch_size / pace.seconds if steps else 0.0,
+        "train_seconds": pace.seconds,
+        "mesh": dict(mesh.shape),
+        "processes": jax.process_count(),
+        "seed": config.seed,
+    }
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Train a model; run again with the same workdir, it continues.",
+        epilog="example: python train.py --config configs/digits.py strategy=ddp optimizer.learning_rate=0.05",
+    )
+    parser.add_argument("--config", required=True, help="a Python file with get_config(), such as configs/digits.py")
+    parser.add_argument("--workdir", type=Path, help="where the run writes; default runs/NAME")
+    parser.add_argument(
+        "--allow-config-change", action="store_true", help="continue a run although its config differs"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the config")
+    return parser.parse_intermixed_args(argv)
+
+
+def main() -> int:
+    """Run the command line; the result is the exit status."""
+    args = parse(sys.argv[1:])
+    config = load_config(args.config, args.overrides)
+    summary = train(
+        config,
+        args.workdir or Path("runs") / Path(args.config).stem,
+        allow_config_change=args.allow_config_change,
+    )
+    if jax.process_index() == 0:
+        print(json.dumps(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    exit_cleanly(main, leave)
