@@ -23,7 +23,7 @@ help:  ## list the targets
 
 install: $(STAMP)  ## make the local environment, with the versions in requirements.lock
 
-train: install  ## train: make train CONFIG=configs/digits.py ARGS='train.steps=100'
+train: install  ## train: make train CONFIG=configs/digits.py ARGS='epochs=5'
 	$(BIN)/python train.py --config $(CONFIG) $(ARGS)
 
 test: install  ## run the whole test suite, or a part: make test TESTS=tests/comm
@@ -42,7 +42,7 @@ format: install  ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install  ## run the benchmarks, or one: make bench BENCH=benchmarks/step.py
+bench: install  ## run the benchmarks, or one: make bench BENCH=benchmarks/data_rate.py
 	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 hooks: install  ## check every commit before it is made

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxnet.cli.parser import Parser
 from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.leave import leave
-from jaxnet.cluster.start import Cluster, start
+from jaxnet.cluster.start import start
 from jaxnet.comm import make_mesh, split_by_example, verify
 from jaxnet.data import DevicePrefetch, Shard, eval_batches, train_batches
 from jaxnet.errors import InputError, exit_cleanly
@@ -29,7 +30,6 @@ from jaxnet.training.config_file import differences, flatten, load_config, to_js
 from jaxnet.training.evaluation import evaluate, make_eval_step
 from jaxnet.training.experiment import Experiment, prepare
 from jaxnet.training.loop import Loop, Outcome
-from jaxnet.training.pacing import Pace
 from jaxnet.training.plan_report import plan_text, wire_bytes_per_step
 from jaxnet.training.profiling import ProfileWindow, write_programs
 from jaxnet.training.progress import Display
@@ -37,9 +37,7 @@ from jaxnet.training.records import NoRecords, Records, make_workdir, write_whol
 from jaxnet.training.state import TrainState, abstract_state
 
 
-def train(
-    config: Config, workdir: Path, *, allow_config_change: bool = False, quiet: bool = False
-) -> dict[str, Any]:
+def train(config: Config, workdir: Path, *, allow_config_change: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train as `config` says; returns the summary that is also written to `<workdir>/summary.json`."""
     started = time.perf_counter()
 
@@ -80,13 +78,10 @@ def train(
             return evaluate(eval_step, params, state.stats, placed, mesh)
 
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
-    records = NoRecords()
     if primary:
         write_whole(workdir / "config.json", to_json(config))
-        records = Records(workdir, tensorboard=config.log.tensorboard)
-    batches = train_batches(
-        source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=first_step
-    )
+    records = Records(workdir, tensorboard=config.log.tensorboard) if primary else NoRecords()
+    batches = train_batches(source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=first_step)
     with (
         Display(experiment.total_steps, first_step, silent=quiet or not primary) as display,
         DevicePrefetch(batches, split_by_example(mesh)) as placed,
@@ -108,7 +103,7 @@ def train(
         outcome = outcome._replace(evaluation=test(outcome.state))
     checkpoints.close()
     records.close()
-    summary = summarize(config, experiment, mesh, outcome, loop.pace, first_step)
+    summary = summarize(config, experiment, mesh, outcome, first_step)
     summary["seconds"] = time.perf_counter() - started
     if primary:
         write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -146,9 +141,7 @@ def refuse_changes(saved: Path, settings: dict[str, Any], *, allowed: bool) -> N
         )
 
 
-def summarize(
-    config: Config, experiment: Experiment, mesh: Mesh, outcome: Outcome, pace: Pace, first_step: int
-) -> dict[str, Any]:
+def summarize(config: Config, experiment: Experiment, mesh: Mesh, outcome: Outcome, first_step: int) -> dict[str, Any]:
     """The final figures of a run."""
     steps = outcome.step - first_step
     return {
@@ -157,9 +150,9 @@ def summarize(
         **outcome.evaluation,
         "strategy": experiment.strategy.name,
         "wire_bytes_per_step": wire_bytes_per_step(experiment, mesh),
-        "data_wait_fraction": pace.waited / pace.seconds if steps else 0.0,
-        "examples_per_second": steps * config.batch_size / pace.seconds if steps else 0.0,
-        "train_seconds": pace.seconds,
+        "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,
+        "examples_per_second": steps * config.batch_size / outcome.seconds if steps else 0.0,
+        "train_seconds": outcome.seconds,
         "mesh": dict(mesh.shape),
         "processes": jax.process_count(),
         "seed": config.seed,
@@ -168,15 +161,14 @@ def summarize(
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
+        prog="train.py",
         description="Train a model; run again with the same workdir, it continues.",
         epilog="example: python train.py --config configs/digits.py strategy=ddp optimizer.learning_rate=0.05",
     )
     parser.add_argument("--config", required=True, help="a Python file with get_config(), such as configs/digits.py")
     parser.add_argument("--workdir", type=Path, help="where the run writes; default runs/NAME")
-    parser.add_argument(
-        "--allow-config-change", action="store_true", help="continue a run although its config differs"
-    )
+    parser.add_argument("--allow-config-change", action="store_true", help="continue a run although its config differs")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the config")
     return parser.parse_intermixed_args(argv)
 

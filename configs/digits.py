@@ -15,10 +15,10 @@ from jaxnet.training.optimizer import Optimizer
 def get_config() -> Config:
     """The run."""
     return Config(
-        model=CNN(num_classes=10, widths=(32, 64), convs=2, hidden=128, norm=True, dropout=0.3),
+        model=CNN(num_classes=10, widths=(32, 64), convs=2, hidden=128, norm=True, dropout=0.3, smooth=True),
         data=Digits(),
         pixels=Pixels(mean=(0.305,), std=(0.376,)),
-        epochs=40,
+        epochs=30,
         batch_size=64,
         eval_batch_size=64,
         eval_every_epochs=5,
@@ -26,5 +26,5 @@ def get_config() -> Config:
         augmentation=Augmentation(shift=1),
         label_smoothing=0.05,
         checkpoints=Checkpoints(every_steps=200),
-        log=Log(every_steps=20),
+        log=Log(every_steps=50),
     )

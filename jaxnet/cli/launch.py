@@ -1,4 +1,4 @@
-"""`jaxnet launch KIND ... -- COMMAND`: start the processes of one job. Each kind of cluster is one function here."""
+"""`jaxnet launch KIND ... -- COMMAND`: start the processes of one job."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -22,9 +22,7 @@ examples:
 
 def add_parser(commands: "Commands") -> None:
     """Add `launch` to the commands of `jaxnet`."""
-    launch = commands.add_parser(
-        "launch", help="start the processes of one job", description=__doc__, epilog=_EXAMPLES
-    )
+    launch = commands.add_parser("launch", help="start the processes of one job", description=__doc__, epilog=_EXAMPLES)
     kinds = launch.add_commands("KIND")
     _add_local(kinds)
 
@@ -33,7 +31,10 @@ def _add_local(kinds: "Commands") -> None:
     local = kinds.add_parser("local", help="on this machine", usage=_USAGE, description=_LOCAL, epilog=_EXAMPLES)
     local.add_argument("--processes", type=positive, required=True, metavar="N", help="how many processes")
     local.add_argument(
-        "--devices-per-process", type=positive, metavar="D", help="let each process emulate D devices on the CPU"
+        "--devices-per-process",
+        type=positive,
+        metavar="D",
+        help="let each process emulate D devices on the CPU",
     )
     local.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: a .py file or a program")
     local.set_defaults(run=run_local)

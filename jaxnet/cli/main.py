@@ -4,17 +4,19 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxnet.cli import launch
+from jaxnet.cli import launch, plan, strategies
 from jaxnet.cli.parser import Parser
 from jaxnet.errors import exit_cleanly
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
-_COMMANDS = (launch,)
+_COMMANDS = (launch, plan, strategies)
 
 _EXAMPLES = """\
 examples:
   jaxnet launch local --processes 2 -- train.py --config configs/digits.py
   jaxnet launch local --help
+  jaxnet plan --config configs/digits.py strategy=hierarchical
+  jaxnet strategies
 """
 
 

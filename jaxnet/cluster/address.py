@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def resolves_to_loopback(host: str) -> bool:
-    """Whether any address of `host` is a loopback one, as that of a stock Debian's own name is (127.0.1.1)."""
+    """Whether any address of `host` is a loopback one, as a stock Debian's own name is (127.0.1.1)."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -9,8 +9,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 
-import jax
-
 from jaxnet.cluster import coordination
 from jaxnet.cluster.ranks import ranks
 from jaxnet.cluster.start import Cluster
@@ -61,4 +59,4 @@ def describe_difference(fingerprints: Sequence[Mapping[str, str]]) -> str | None
 
 def _missing(count: int, given: Mapping[str, str], timeout_seconds: float) -> str:
     absent = [index for index in range(count) if str(index) not in given]
-    return f"{ranks(absent)} of {count} did not say what it runs within {timeout_seconds:.0f} s"
+    return f"{ranks(absent)} of {count} did not say what it runs within {timeout_seconds:g} s"

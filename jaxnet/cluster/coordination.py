@@ -5,6 +5,8 @@ backend up, have no time limit and cannot name who is missing. The service's cli
 name yet; this file is the only one that uses it.
 """
 
+from typing import Any
+
 import jax
 from jax._src import distributed, xla_bridge
 
@@ -37,6 +39,6 @@ def wait_for_all(name: str, timeout_seconds: float) -> bool:
     return True
 
 
-def _client():  # noqa: ANN202
+def _client() -> Any:
     assert distributed.global_state.client is not None, _NO_CLIENT
     return distributed.global_state.client

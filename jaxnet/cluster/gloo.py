@@ -11,14 +11,14 @@ from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
-from jax._src.lib import _jax
 from jax.extend.backend import register_backend_factory
+from jaxlib import _jax
 
 from jaxnet.errors import InputError
 
 
 def listen_on(*, hostname: str | None = None, interface: str | None = None) -> None:
-    """Let CPU collectives of this process listen on an address or on an interface; call before any device use.
+    """Let CPU collectives of this process listen on an address or interface; call before any device use.
 
     Does nothing when JAX is set to another implementation than Gloo, such as MPI.
     """

@@ -30,7 +30,7 @@ def leave(status: int) -> NoReturn:
 
 
 def leave_on_uncaught_errors() -> None:
-    """From now on, an exception that nothing catches ends this process through `leave`, after its traceback."""
+    """From now on, an exception that nothing catches ends this process by `leave`, after its traceback."""
     show = sys.excepthook
 
     def show_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -50,7 +50,12 @@ def rank_environment(
 ) -> dict[str, str]:
     """The environment of process `index`: `environ`, its place, and output that is not held back."""
     own = {name: value for name, value in environ.items() if name != BIND}
-    own |= {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(processes), INDEX: str(index), "PYTHONUNBUFFERED": "1"}
+    own |= {
+        COORDINATOR: f"127.0.0.1:{port}",
+        COUNT: str(processes),
+        INDEX: str(index),
+        "PYTHONUNBUFFERED": "1",
+    }
     if devices is not None:
         own["JAX_NUM_CPU_DEVICES"] = str(devices)
         own.setdefault("JAX_PLATFORMS", "cpu")  # else a machine with an accelerator would not use them

@@ -10,6 +10,7 @@ Gloo has to listen (by itself it takes what the host's own name resolves to: 127
 import json
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,7 @@ class _Host:
     def gather(self) -> str:
         try:
             with _listen(self.bind) as server:
-                while len(self.guests) < self.count - 1:
+                while not self._complete():
                     self._admit(server)
             # The port is closed before anyone may go: from now on it is JAX that answers there.
             address = self._own_address()
@@ -62,6 +63,13 @@ class _Host:
             for guest in self.guests.values():
                 guest.close()
 
+    def _complete(self) -> bool:
+        if len(self.guests) < self.count - 1:
+            return False
+        for index in [index for index, guest in self.guests.items() if _has_hung_up(guest)]:
+            self.guests.pop(index).close()  # it died meanwhile, and may be started again
+        return len(self.guests) == self.count - 1
+
     def _admit(self, server: socket.socket) -> None:
         try:
             server.settimeout(max(self.deadline - time.monotonic(), 0.001))
@@ -73,14 +81,22 @@ class _Host:
         if not isinstance(index, int) or not isinstance(count, int):
             guest.close()  # not one of ours: a port scanner, a health check
             return
-        earlier = self.guests.pop(index, None)
+        earlier = self.guests.get(index)
         self.guests[index] = guest
+        if earlier is not None:
+            self._replace(earlier, index, caller[0])
         if count != self.count:
             raise InputError(f"rank {index} was told of {count} processes, but rank 0 of {self.count}")
-        if earlier is not None and not _has_hung_up(earlier):
+
+    def _replace(self, earlier: socket.socket, index: int, caller: str) -> None:
+        """Fine when the earlier caller has hung up: the same rank, started again."""
+        with earlier:
+            if _has_hung_up(earlier):
+                return
             there = _plain(earlier.getpeername()[0])
-            earlier.close()
-            raise InputError(f"two processes say that they are rank {index}, on {there} and {_plain(caller[0])}")
+            problem = f"two processes say that they are rank {index}, on {there} and {_plain(caller)}"
+            _send(earlier, {"error": problem})
+            raise InputError(problem)
 
     def _own_address(self) -> str:
         """Where the others reached this host; a caller on the same host may have come by loopback."""
@@ -98,7 +114,7 @@ class _Host:
         missing = [index for index in range(1, self.count) if index not in self.guests]
         return (
             f"{ranks(missing)} of {self.count} did not call rank 0 at {self.coordinator} within"
-            f" {self.timeout_seconds:.0f} s: see that they run, and that this address is rank 0's host"
+            f" {self.timeout_seconds:g} s: see that they run, and that this address is rank 0's host"
         )
 
 
@@ -144,7 +160,7 @@ class _Guest:
                 if time.monotonic() > give_up:
                     raise InputError(
                         f"rank {self.index} on {socket.gethostname()} cannot resolve the coordinator's name"
-                        f" {self.coordinator.host!r}: {error.strerror}; give a name or an address that it knows"
+                        f" {self.coordinator.host!r}: {error.strerror}; give a name it knows, or an address"
                     ) from None
             time.sleep(_RETRY_SECONDS)
 
@@ -160,7 +176,7 @@ class _Guest:
     def _unreachable(self, problem: str) -> str:
         message = (
             f"rank {self.index} on {socket.gethostname()} could not reach rank 0 at {self.coordinator}"
-            f" for {self.timeout_seconds:.0f} s ({problem.lower()}): does rank 0 run there, and is the port open?"
+            f" for {self.timeout_seconds:g} s ({problem.lower()}): does rank 0 run there, is the port open?"
         )
         if resolves_to_loopback(self.coordinator.host):
             message += (
@@ -185,10 +201,8 @@ def _listen(bind: Address) -> socket.socket:
 
 
 def _send(to: socket.socket, message: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):  # it has gone; whoever waits for it will say so
         to.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        pass  # it has gone; the one that waits for it will say so
 
 
 def _receive(source: socket.socket, timeout_seconds: float) -> dict[str, Any]:

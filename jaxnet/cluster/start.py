@@ -83,13 +83,14 @@ def _meet(place: Place, timeout_seconds: float) -> str | None:
 
 
 def _initialize(place: Place, timeout_seconds: float) -> None:
-    """Heartbeat and shutdown limits stay JAX's own: 100 s for a host that dies, 300 s for a last slow checkpoint."""
+    """Other limits stay JAX's own: 100 s to notice a dead host, 300 s for the last to finish at the end."""
     if place.coordinator is None:
         try:
             jax.distributed.initialize(initialization_timeout=int(timeout_seconds))
         except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
             raise InputError(
-                f"JAX could not join the processes that {place.detected_by} describes ({' '.join(str(error).split())});"
+                f"JAX could not join the processes that {place.detected_by} describes ({reason});"
                 f" set {COORDINATOR}, {COUNT} and {INDEX} in each instead"
             ) from None
         return

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -182,17 +182,18 @@ class _Job:
         pump.start()
 
     def _pass_on(self, prefix: bytes, source: IO[bytes], sink: BinaryIO) -> None:
-        for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
-            whole = line if line.endswith(b"\n") else line + b"\n"
-            with self._writing:
-                try:
-                    sink.write(prefix + whole)
-                    sink.flush()
-                except OSError:
-                    self._on_unread(sink)
+        with source:
+            for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
+                whole = line if line.endswith(b"\n") else line + b"\n"
+                with self._writing:
+                    try:
+                        sink.write(prefix + whole)
+                        sink.flush()
+                    except OSError:
+                        self._on_unread(sink)
 
     def _on_unread(self, sink: BinaryIO) -> None:
-        """Nobody reads us any more, as after `| head`: stop the job in good order, drop what it still writes."""
+        """Nobody reads us any more, as after `| head`: stop the job in good order, drop what it writes."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sink.fileno())
         os.close(nowhere)
@@ -207,10 +208,8 @@ class _Job:
 
 
 def _kill_group(group: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 @contextmanager

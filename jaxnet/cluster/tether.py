@@ -3,7 +3,7 @@
 Two ties, because a launcher that is killed with SIGKILL can do nothing itself:
 
 - `tether.py rank PIPE LAUNCHER COMMAND...` becomes COMMAND after asking the kernel for SIGKILL when the
-  launcher dies (Linux's PR_SET_PDEATHSIG, which survives exec). This reaches COMMAND alone, not what it starts.
+  launcher dies (Linux's PR_SET_PDEATHSIG, which survives exec). This reaches COMMAND, not what it starts.
 - `tether.py keep` reads from its stdin the process groups that live, and kills them all when the other
   ends of that pipe, which the launcher holds, are closed. This reaches what COMMAND started too.
 
@@ -17,6 +17,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 
@@ -50,10 +51,8 @@ def keep() -> None:
         else:
             groups.discard(-number)
     for group in groups:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 if __name__ == "__main__":

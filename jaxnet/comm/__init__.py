@@ -1,6 +1,6 @@
 """How gradients travel. Needs jax alone; usable in any training loop.
 
-    reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
+reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
 """
 
 from jaxnet.comm.algorithms import all_reduce as all_reduce

@@ -37,9 +37,7 @@ def bucketed(
 
     def layout(leaves: Sequence[jax.ShapeDtypeStruct | jax.Array], axis_sizes: AxisSizes) -> BucketPlan:
         multiple = inner.plan(jax.ShapeDtypeStruct((0,), jnp.float32), axis_sizes).multiple
-        return plan_buckets(
-            leaves, bucket_bytes, first_bucket_bytes=first_bucket_bytes, split=split, multiple=multiple
-        )
+        return plan_buckets(leaves, bucket_bytes, first_bucket_bytes=first_bucket_bytes, split=split, multiple=multiple)
 
     def init_fn(shapes: PyTree, axis_sizes: AxisSizes) -> PyTree:
         buckets = layout(jax.tree.leaves(shapes), axis_sizes).buckets
@@ -55,7 +53,7 @@ def bucketed(
                 total, after = inner.reduce(message, state[index])
             sums.append(total)
             states.append(after)
-        return tree.unflatten(unpack(buckets, sums)), tuple(states)
+        return jax.tree.unflatten(tree, unpack(buckets, sums)), tuple(states)
 
     def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
         buckets = layout(jax.tree.leaves(shapes), axis_sizes)
@@ -88,7 +86,7 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         sums, state = inner.reduce(permuted(grads), state)
         back = sorted(range(len(order)), key=order.__getitem__)
-        return jax.tree.structure(grads).unflatten([sums[index] for index in back]), state
+        return jax.tree.unflatten(jax.tree.structure(grads), [sums[index] for index in back]), state
 
     return Reducer(
         lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),

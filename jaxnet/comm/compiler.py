@@ -1,6 +1,5 @@
 """Compiler options that let a plan survive compilation, by backend. `verify` checks that they did."""
 
-
 _CPU_PASSES = (
     # Merges every all-reduce of a step into one after the last backward operation, and buys nothing: the
     # runtime sends the operands of the merged one by one. ("all-reduce-combiner" would be ignored in silence.)
@@ -24,10 +23,6 @@ def compiler_options(platform: str) -> dict[str, str | int | bool]:
         return {"xla_disable_hlo_passes": ",".join(_CPU_PASSES)}
     if platform in ("gpu", "cuda", "rocm"):
         kinds = ("all_reduce", "all_gather", "reduce_scatter")
-        thresholds: dict[str, str | int | bool] = {
-            f"xla_gpu_{kind}_combine_threshold_bytes": 1 for kind in kinds
-        }
+        thresholds: dict[str, str | int | bool] = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 for kind in kinds}
         return {**thresholds, "xla_gpu_enable_latency_hiding_scheduler": True}
     return {}
-
-

@@ -16,14 +16,14 @@ _DTYPES = {
 }  # fmt: skip
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\(")
-_COLLECTIVE = re.compile(
-    r"^(all-reduce|reduce-scatter|all-gather|collective-permute|all-to-all)(-start)?$"
-)
+_COLLECTIVE = re.compile(r"^(all-reduce|reduce-scatter|all-gather|collective-permute|all-to-all)(-start)?$")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
-_HEAVY = frozenset({"dot", "convolution", "custom-call", "while"})
+_COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
+_HEAVY = frozenset({"dot", "convolution", "custom-call"})
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Found:
         groups: which devices (places in the mesh, counted row by row) take part together; empty means all.
         arrays: dtype and number of elements of each array it carries. More than one: the compiler has
             combined several collectives.
-        compute_before: dots, convolutions, library calls and loops scheduled between the previous collective
-            and this one.
+        compute_before: operations scheduled between the previous collective and this one that are, or hold, a
+            dot, a convolution or a library call.
         name: the instruction's name.
         op_name: the JAX operation that it came from, with its named scopes.
     """
@@ -55,27 +55,29 @@ def collectives_in(hlo: str) -> list[Found]:
     Sizes count the whole message, as `Collective.elements` does. Collectives over groups of one device
     move nothing and are left out.
     """
-    found, compute = [], 0
-    for line, match in _instructions(hlo):
-        kind = _COLLECTIVE.match(match["op"])
-        if kind is None:
-            compute += match["op"] in _HEAVY
-            continue
-        groups = parse_groups(line)
-        size = max((len(group) for group in groups), default=0)
-        if size == 1:
-            continue
-        arrays = _arrays(match["shape"], kind[1], started=bool(kind[2]), size=size)
-        found.append(Found(kind[1], groups, arrays, compute, match["name"], _op_name(line)))
-        compute = 0
+    found: list[Found] = []
+    compute, heavy, computation = 0, set[str](), ""
+    for line in hlo.splitlines():
+        # Computations stand before those that call them, the entry last.
+        if header := _COMPUTATION.match(line):
+            computation, compute = header[1], 0
+        elif match := _INSTRUCTION.match(line):
+            if _COLLECTIVE.match(match["op"]):
+                found.extend(_found(line, match, compute))
+                compute = 0
+            elif match["op"] in _HEAVY or heavy.intersection(_CALLED.findall(line)):
+                heavy.add(computation)
+                compute += 1
     return found
 
 
-def _instructions(hlo: str) -> Iterator[tuple[str, re.Match[str]]]:
-    for line in hlo.splitlines():
-        match = _INSTRUCTION.match(line)
-        if match is not None:
-            yield line, match
+def _found(line: str, match: re.Match[str], compute: int) -> Iterator[Found]:
+    kind, started = _COLLECTIVE.match(match["op"]).groups()  # type: ignore[union-attr]
+    groups = parse_groups(line)
+    size = max((len(group) for group in groups), default=0)
+    if size != 1:
+        arrays = _arrays(match["shape"], kind, started=bool(started), size=size)
+        yield Found(kind, groups, arrays, compute, match["name"], _op_name(line))
 
 
 def _op_name(line: str) -> str:

@@ -24,8 +24,8 @@ def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = N
     Raises:
         ValueError: the devices do not divide into `hosts` equal rows.
 
-    >>> make_mesh(hosts=2, devices=jax.devices()[:8]).shape
-    OrderedDict({'host': 2, 'device': 4})
+    >>> dict(make_mesh(hosts=2, devices=jax.devices()[:8]).shape)
+    {'host': 2, 'device': 4}
     """
     devices = sorted(jax.devices() if devices is None else devices, key=_place)
     slices, processes = {_slice(d) for d in devices}, {d.process_index for d in devices}
@@ -46,9 +46,7 @@ def _by_wire(shape: tuple[int, int], devices: Sequence[jax.Device]) -> np.ndarra
     if shape[0] == 1:
         return mesh_utils.create_device_mesh(shape, devices)
     by_slice = len({_slice(device) for device in devices}) > 1
-    return mesh_utils.create_hybrid_device_mesh(
-        (1, shape[1]), (shape[0], 1), devices, process_is_granule=not by_slice
-    )
+    return mesh_utils.create_hybrid_device_mesh((1, shape[1]), (shape[0], 1), devices, process_is_granule=not by_slice)
 
 
 def _slice(device: jax.Device) -> int:

@@ -37,10 +37,7 @@ def unpack(plan: BucketPlan, messages: Sequence[jax.Array]) -> list[jax.Array]:
             if piece.size != message.size:
                 value = message[piece.offset : piece.offset + piece.size]
             parts[piece.leaf].append((piece.start, value))
-    return [
-        _join(leaf, shape, dtype)
-        for leaf, shape, dtype in zip(parts, plan.shapes, plan.dtypes, strict=True)
-    ]
+    return [_join(leaf, shape, dtype) for leaf, shape, dtype in zip(parts, plan.shapes, plan.dtypes, strict=True)]
 
 
 def _join(parts: list[tuple[int, jax.Array]], shape: tuple[int, ...], dtype: str) -> jax.Array:

@@ -89,8 +89,7 @@ def _part_size(batch_size: int, shard: Shard) -> int:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     if batch_size % shard.count:
         raise InputError(
-            f"batch_size={batch_size} cannot be divided among {shard.count} processes: "
-            f"use a multiple of {shard.count}"
+            f"batch_size={batch_size} cannot be divided among {shard.count} processes: use a multiple of {shard.count}"
         )
     return batch_size // shard.count
 

@@ -20,9 +20,9 @@ class DevicePrefetch:
     """Iterates over `batches` as global arrays that a background thread makes up to `depth` ahead.
 
     Each process gives its own part of a global batch; dim 0 is sharded as `sharding` says, and rows lie in
-    the order of the sharding's devices. On a CPU the global arrays may share the memory of the arrays given,
-    which must therefore be fresh ones. An exception of `batches` is raised by `next()`, after the batches that
-    came before it. Close it, or use it in a `with` statement, to end the thread at once; dropping it or leaving
+    the order of the sharding's devices. On a CPU a global array may share the memory of the array given,
+    which must therefore be a fresh one. An exception of `batches` is raised by `next()`, after the batches
+    that came before it. Close it, or use it in a `with` statement, to end the thread; dropping it or leaving
     the interpreter ends the thread too.
 
     >>> device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -46,9 +46,8 @@ class DevicePrefetch:
             target=_fill, args=(self._lane, batches, sharding), name="device-prefetch", daemon=True
         )
         self._stop = weakref.finalize(self, _stop, self._lane, thread, batches)
-        atexit.register(
-            self._stop
-        )  # exit hooks run last in, first out: this one before JAX takes its devices down
+        # Exit hooks run last in, first out: this one before JAX takes its devices down.
+        atexit.register(self._stop)
         thread.start()
 
     def __iter__(self) -> DevicePrefetch:

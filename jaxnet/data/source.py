@@ -68,9 +68,7 @@ class ArraySource:
             raise InputError(f"labels must be int32 [{len(image)}], got {label.dtype} {label.shape}")
         if label.min() < 0 or label.max() >= self.num_classes:
             got = f"{label.min()} .. {label.max()}"
-            raise InputError(
-                f"labels must be 0 .. {self.num_classes - 1} for {self.num_classes} classes, got {got}"
-            )
+            raise InputError(f"labels must be 0 .. {self.num_classes - 1} for {self.num_classes} classes, got {got}")
 
     @property
     def num_examples(self) -> int:

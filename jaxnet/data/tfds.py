@@ -75,9 +75,7 @@ class TFDS:
                 f"{self.image_key!r} is {image}"
             )
         if not isinstance(label, tfds.features.ClassLabel):
-            raise InputError(
-                f"{self.name}: {self.label_key!r} is not a ClassLabel but {label}: set label_key"
-            )
+            raise InputError(f"{self.name}: {self.label_key!r} is not a ClassLabel but {label}: set label_key")
         # Decoding it ourselves is faster, and TFDS would print that OpenCV is not installed.
         encoded = isinstance(image, tfds.features.Image)
         decoders = {self.image_key: tfds.decode.SkipDecoding()} if encoded else None
@@ -129,11 +127,7 @@ def require_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
     directory = Path(builder.data_dir)
     if not is_prepared(builder):
         others = [path.name for path in directory.parent.glob("*.*.*") if path.is_dir()]
-        found = (
-            f" (there is version {', '.join(sorted(others))}: ask for it as '{builder.name}:...')"
-            if others
-            else ""
-        )
+        found = f" (there is version {', '.join(sorted(others))}: ask for it as '{builder.name}:...')" if others else ""
         raise InputError(
             f"the data set {name} is not prepared in {directory}{found}. Set data_dir or TFDS_DATA_DIR to "
             f"the directory that holds it, or prepare it, with a network and jaxnet[tf] installed: "

@@ -38,7 +38,7 @@ def batch_norm(axes: tuple[str, ...], dtype: str, *, train: bool, name: str, zer
         use_running_average=not train,
         momentum=0.9,
         dtype=dtype,
-        axis_name=axes or None,
+        axis_name=axes or None,  # type: ignore[arg-type]  # several axes work too
         scale_init=nn.initializers.zeros if zero else nn.initializers.ones,
         name=name,
     )

@@ -23,8 +23,8 @@ def from_linen(module: nn.Module) -> Model:
         params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
         variables = {"params": params, **stats}
-        if not (train and stats):
-            return module.apply(variables, images, train=train, keys=keys), stats
-        return module.apply(variables, images, train=train, keys=keys, mutable=list(stats))
+        changing = list(stats) if train else []
+        logits, changed = module.apply(variables, images, train=train, keys=keys, mutable=changing)
+        return logits, changed if changing else stats
 
     return Model(init_fn, apply_fn)

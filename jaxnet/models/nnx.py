@@ -45,7 +45,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
 
 def _split(module: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
-    return nnx.split(module, nnx.Param, nnx.RngState, ...)
+    parts: tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State] = nnx.split(module, nnx.Param, nnx.RngState, ...)  # type: ignore[assignment]
+    return parts
 
 
 def _filled(like: nnx.State, values: PyTree) -> nnx.State:

@@ -23,9 +23,7 @@ class ResidualBlock(nn.Module):
             return batch_norm(self.norm_axes, self.dtype, train=train, name=name, zero=zero)
 
         def conv(size: int, stride: int, name: str) -> nn.Conv:
-            return nn.Conv(
-                self.width, (size, size), (stride, stride), use_bias=False, dtype=self.dtype, name=name
-            )
+            return nn.Conv(self.width, (size, size), (stride, stride), use_bias=False, dtype=self.dtype, name=name)
 
         y = nn.relu(norm("norm_0")(conv(3, self.stride, "conv_0")(x)))
         y = norm("norm_1", zero=True)(conv(3, 1, "conv_1")(y))
@@ -63,9 +61,7 @@ class ResNet(nn.Module):
         for stage, width in enumerate(self.widths):
             for block in range(self.blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
-                residual = ResidualBlock(
-                    width, stride, self.dtype, self.norm_axes, name=f"stage_{stage}_block_{block}"
-                )
+                residual = ResidualBlock(width, stride, self.dtype, self.norm_axes, name=f"stage_{stage}_block_{block}")
                 x = residual(x, train=train)
         x = x.mean((1, 2))
         return nn.Dense(self.num_classes, dtype=self.dtype, name="dense")(x).astype(jnp.float32)

@@ -44,9 +44,12 @@ class CheckpointFiles:
         """Where a complete checkpoint of `step` is."""
         return self.root / f"{step:06d}"
 
-    def staging(self, step: int) -> Path:
-        """Where a checkpoint of `step` is made; it is not read from there."""
-        return self.root / f"{step:06d}{_SAVING}"
+    def staging(self, step: int, attempt: int) -> Path:
+        """Where a checkpoint of `step` is made; it is not read from there.
+
+        Each attempt has its own place, because after a failure a storage thread may write on for a while.
+        """
+        return self.root / f"{step:06d}-{attempt}{_SAVING}"
 
     def steps(self) -> list[int]:
         """The steps that have been published, in ascending order."""
@@ -54,15 +57,15 @@ class CheckpointFiles:
         return sorted(int(name) for name in names if name.isdecimal() and name == self.path(int(name)).name)
 
     def sweep(self) -> None:
-        """Delete what a killed process left: half-written and half-deleted directories."""
+        """Delete what was begun and not ended, as far as that is possible now: nothing will read it."""
         for path in self.root.iterdir():
             if path.suffix in (_SAVING, _DELETING):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
 
-    def publish(self, step: int, about: dict[str, Any]) -> None:
-        """Seal what was staged for `step` and give it its name; from then on it is a checkpoint."""
-        manifest.write(self.staging(step), about)
-        self.staging(step).rename(self.path(step))
+    def publish(self, staged: Path, step: int, about: dict[str, Any]) -> None:
+        """Seal what was staged and give it the name of `step`; from then on it is a checkpoint."""
+        manifest.write(staged, about)
+        staged.rename(self.path(step))
         manifest.flush_directory(self.root)
 
     def retire(self, keep: int, best: Best | None) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints that are either whole or not there.
 
-Orbax writes the arrays into `000200.saving/`; every file there is digested into a manifest; only then is the
-directory renamed to `000200/`, and only then are older steps deleted. So whatever has the name of a step was
-complete and sealed when it got it, whenever the processes are killed.
+Orbax writes the arrays into `000200-1.saving/`; every file there is digested into a manifest; only then is
+the directory renamed to `000200/`, and only then are older steps deleted. So whatever is called by a step was
+complete and sealed when it got that name, whenever the processes are killed.
 
     000200/manifest.json    what is in it (step, extra, metrics, leaves) and the digest of every file
     000200/state/           an ordinary Orbax checkpoint: nested dicts of arrays
@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,17 +24,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from orbax.checkpoint import multihost
 
 from jaxnet.errors import InputError
+from jaxnet.training.agreement import Agreement
 from jaxnet.training.checkpoint_files import Best, CheckpointFiles, Survey
 from jaxnet.training.leaves import described, differences, named_leaves, nested
-
-# Seconds that processes wait for each other; Orbax gives a write as long.
-_PATIENCE = 20 * 60
-
-# Distinguishes the barriers of one object from those of another; all processes create them in the same order.
-_created = itertools.count()
 
 _log = logging.getLogger("jaxnet")
 
@@ -76,8 +70,7 @@ class Checkpoints:
         self._keep = keep
         self._best = None if best is None else Best(best, best_mode)
         self._files = CheckpointFiles(Path(directory).absolute())
-        self._primary = jax.process_index() == 0
-        self._barrier_name, self._barriers = f"jaxnet-checkpoints-{next(_created)}", itertools.count()
+        self._agreement = Agreement()
         self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step whose checkpoint equals the present state
@@ -85,10 +78,9 @@ class Checkpoints:
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[None]] | None = None
+        self._attempts = itertools.count(1)
 
-    def save(
-        self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None
-    ) -> None:
+    def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
         """Start to save; return when `state` has been copied and its buffers may be donated.
 
         `state` is a pytree of jax.Arrays, `extra` small JSON. Waits for the save before this one. Saving the
@@ -105,15 +97,17 @@ class Checkpoints:
             )
         leaves = named_leaves(state)
         about = self._about(step, extra, metrics or {}, described(leaves))
+        arrays = nested({name: leaf for name, leaf in leaves.items() if leaf.size})
+        staged = self._files.staging(step, next(self._attempts))
         try:
-            if self._primary:
+            if self._agreement.primary:
                 self._files.sweep()
-            arrays = nested({name: leaf for name, leaf in leaves.items() if leaf.size})
-            self._orbax.save(self._files.staging(step) / "state", args=ocp.args.StandardSave(arrays))
+                staged.mkdir()
+            self._orbax.save(staged / "state", args=ocp.args.StandardSave(arrays))
         except OSError as error:
             raise self._unwritten(step, error) from error
         self._current = step
-        self._pending = (step, self._committer.submit(self._commit, step, about))
+        self._pending = (step, self._committer.submit(self._commit, staged, step, about))
 
     def wait(self) -> None:
         """Return when what was saved is on the disk; raises InputError with what kept it from that."""
@@ -138,7 +132,7 @@ class Checkpoints:
         moves none), and when the leaves differ from those of `like`.
         """
         self.wait()
-        found = Survey(*self._from_primary(self._files.survey))
+        found = Survey(*self._agreement.decided(self._files.survey))
         if found.step is None and not found.damaged:
             return None
         what = "; ".join(f"step {step}: {damage}" for step, damage in found.damaged)
@@ -147,7 +141,7 @@ class Checkpoints:
                 f"no checkpoint in {self._files.root} can be used: {what}. Nothing was changed there; to "
                 "start from the beginning, choose another directory or move this one away"
             )
-        if self._primary:
+        if self._agreement.primary:
             for step, damage in found.damaged:
                 place = self._files.set_aside(step)
                 _log.warning(
@@ -160,13 +154,11 @@ class Checkpoints:
     def restore(self, step: int, like: Any) -> Restored:
         """That step in the shardings of `like`; raises InputError when it is absent, damaged or unlike."""
         self.wait()
-        found = Survey(*self._from_primary(lambda: self._files.examine(step)))
+        found = Survey(*self._agreement.decided(lambda: self._files.examine(step)))
         if found.step is None:
             others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
             what = "".join(f"is damaged: {damage}" for _, damage in found.damaged) or "is not there"
-            raise InputError(
-                f"checkpoint step {step} in {self._files.root} {what} (other steps there: {others})"
-            )
+            raise InputError(f"checkpoint step {step} in {self._files.root} {what} (other steps there: {others})")
         return self._restore(step, found.about, like)
 
     def close(self) -> None:
@@ -191,17 +183,17 @@ class Checkpoints:
         copied: dict[str, Any] = json.loads(json.dumps(about))
         return copied
 
-    def _commit(self, step: int, about: dict[str, Any]) -> None:
+    def _commit(self, staged: Path, step: int, about: dict[str, Any]) -> None:
         self._orbax.wait_until_finished()
         try:
-            if self._primary:
-                self._publish(step, about)
+            if self._agreement.primary:
+                self._publish(staged, step, about)
         finally:
-            self._barrier()  # also after a failure, which the primary process alone reports
+            self._agreement.barrier()  # also after a failure, which the primary process alone reports
         self._newest = step
 
-    def _publish(self, step: int, about: dict[str, Any]) -> None:
-        self._files.publish(step, about)
+    def _publish(self, staged: Path, step: int, about: dict[str, Any]) -> None:
+        self._files.publish(staged, step, about)
         try:
             self._files.retire(self._keep, self._best)
         except OSError as error:
@@ -219,9 +211,7 @@ class Checkpoints:
             )
         leaves = {name: _empty(leaf) for name, leaf in wanted.items() if not leaf.size}
         stored = {name: leaf for name, leaf in wanted.items() if leaf.size}
-        arrays = self._orbax.restore(
-            self._files.path(step) / "state", args=ocp.args.StandardRestore(nested(stored))
-        )
+        arrays = self._orbax.restore(self._files.path(step) / "state", args=ocp.args.StandardRestore(nested(stored)))
         names = jax.tree.leaves(nested({name: name for name in stored}))
         leaves.update(zip(names, jax.tree.leaves(arrays), strict=True))
         self._current = step
@@ -235,7 +225,7 @@ class Checkpoints:
             with tempfile.NamedTemporaryFile(dir=root, prefix=".probe-") as file:
                 file.write(b"probe")
                 file.flush()
-                name = self._from_primary(lambda: Path(file.name).name)
+                name = self._agreement.decided(lambda: Path(file.name).name)
                 seen = multihost_utils.process_allgather(np.array((root / name).exists()))
         except OSError as error:
             raise InputError(f"checkpoints cannot be written to {root}: {error.strerror}") from error
@@ -252,23 +242,9 @@ class Checkpoints:
         reason = os.strerror(int(code[1])) if code else (str(error) or type(error).__name__).splitlines()[0]
         return InputError(f"checkpoint step {step} could not be written to {self._files.root}: {reason}")
 
-    def _from_primary(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on process 0, as JSON carries it; called only there, it may take long."""
-        if jax.process_count() == 1:
-            return make()
-        text = json.dumps(make()).encode() if self._primary else b""
-        self._barrier()  # a collective has a shorter patience than this
-        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-        padded = np.frombuffer(text.ljust(size, b" "), np.uint8)
-        return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
-
-    def _barrier(self) -> None:
-        key = f"{self._barrier_name}-{next(self._barriers)}"
-        multihost.get_barrier_sync_fn()(key=key, timeout_ms=_PATIENCE * 1000)
-
 
 def _not_orbax_error(record: logging.LogRecord) -> bool:
-    """Orbax logs the traceback of a failed write in each of its threads, and raises it too: `wait` tells it."""
+    """Orbax logs a failed write with tracebacks from each of its threads, and raises it: `wait` tells it."""
     return record.levelno < logging.ERROR or f"{os.sep}orbax{os.sep}" not in record.pathname
 
 

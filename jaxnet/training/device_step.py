@@ -57,9 +57,7 @@ def global_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(state.key, state.step, batch["id"])
-        grads, result = loss_gradient(
-            loss_fn, state.params, state.stats, batch, keys, microbatches, groups=devices
-        )
+        grads, result = loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches, groups=devices)
         return _update(state, grads, result.stats, optimizer, average_decay), result.metrics
 
     return step
@@ -83,7 +81,7 @@ def _mean(result: Result, devices: int, tracked_axes: tuple[str, ...]) -> Result
         parts = [lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying") for leaf in parts]
     sums, _ = _ONE_MESSAGE.reduce(parts, _ONE_MESSAGE.init(parts, dict.fromkeys(AXES, 1)))
     means = iter(sums)
-    return tree.unflatten([next(means) / devices if d else x for x, d in zip(leaves, differs, strict=True)])
+    return jax.tree.unflatten(tree, [next(means) / devices if d else x for x, d in zip(leaves, differs, strict=True)])
 
 
 def mean_plan(stats: PyTree, metrics: int, axis_sizes: Mapping[str, int]) -> tuple[Collective, ...]:
@@ -104,6 +102,4 @@ def _update(
     average = state.average
     if average_decay is not None:
         average = optax.incremental_update(params, state.average, 1 - average_decay)
-    return state._replace(
-        step=state.step + 1, params=params, stats=stats, optimizer=optimizer_state, average=average
-    )
+    return state._replace(step=state.step + 1, params=params, stats=stats, optimizer=optimizer_state, average=average)

@@ -42,9 +42,7 @@ def make_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
     )
 
 
-def evaluate(
-    step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh
-) -> dict[str, float]:
+def evaluate(step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh) -> dict[str, float]:
     """Mean loss, accuracy and number of examples over `batches`."""
     zeros = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "examples": jnp.zeros((), jnp.int32)}
     totals = jax.device_put(zeros, replicated(mesh))

@@ -71,23 +71,35 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     total_steps = max(1, round(config.epochs * steps_per_epoch))
     optimizer = make_optimizer(config.optimizer, total_steps)
     model = as_model(config.model)
+    batch_shapes = _batch_shapes(config.batch_size, source.image_shape)
+    order = _order(_loss(config, model), model, batch_shapes)
+    reducer = scheduled(strategy, order)
     first_state = functools.partial(
         make_state,
-        *(model, optimizer, strategy.reducer, mesh, source.image_shape, config.seed),
+        *(model, optimizer, reducer, mesh, source.image_shape, config.seed),
         averaged=config.average_decay is not None,
     )
     state_shapes = jax.eval_shape(first_state)
-    batch_shapes = _batch_shapes(config.batch_size, source.image_shape)
-    order = _order(_loss(config, model), state_shapes, batch_shapes)
     options = StepOptions(mode, config.microbatches, config.average_decay, order)
     train_model = as_model(config.model, () if mode == "jit" else norm_axes(config))
     step = make_train_step(_loss(config, train_model), optimizer, strategy, mesh, options)
-    reducer = scheduled(strategy, order)
     merged = None if config.batch_norm == "global" else state_shapes.stats
     planned = () if reducer is None else planned_collectives(reducer, state_shapes.params, merged, _METRICS, mesh)
     return Experiment(
-        model, optimizer, strategy, reducer, order, mode, step, total_steps, steps_per_epoch, state_shapes, batch_shapes, planned, first_state,
-    )  # fmt: skip
+        model=model,
+        optimizer=optimizer,
+        strategy=strategy,
+        reducer=reducer,
+        order=order,
+        mode=mode,
+        step=step,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        state_shapes=state_shapes,
+        batch_shapes=batch_shapes,
+        planned=planned,
+        first_state=first_state,
+    )
 
 
 def as_model(model: Any, axes: tuple[str, ...] = ()) -> Model:
@@ -100,7 +112,7 @@ def as_model(model: Any, axes: tuple[str, ...] = ()) -> Model:
             "jaxnet.models.from_nnx makes"
         )
     if axes and "norm_axes" in {field.name for field in dataclasses.fields(model)}:
-        model = dataclasses.replace(model, norm_axes=axes)
+        model = model.clone(norm_axes=axes)
     return from_linen(model)
 
 
@@ -138,10 +150,12 @@ def _batch_shapes(size: int, image_shape: tuple[int, ...]) -> dict[str, jax.Shap
     }
 
 
-def _order(loss_fn: LossFn, state: TrainState, batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[int, ...]:
+def _order(loss_fn: LossFn, model: Model, batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[int, ...]:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch["id"].shape[0]))
+    image = jax.ShapeDtypeStruct((1, *batch["image"].shape[1:]), "float32")
+    params, stats = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
     gradient = jax.grad(loss_fn, has_aux=True)
-    return backward_order(lambda *args: gradient(*args)[0], state.params, state.stats, batch, keys)
+    return backward_order(lambda *args: gradient(*args)[0], params, stats, batch, keys)
 
 
 def check(config: Config, mesh: Mesh, source: Source) -> None:
@@ -212,9 +226,7 @@ def _check_model(config: Config, source: Source) -> None:
         )
     _require(all(s > 0 for s in config.pixels.std), f"pixels.std={config.pixels.std}: wanted above 0")
     dtype = getattr(config.model, "dtype", "float32")
-    _require(
-        dtype in ("float32", "bfloat16"), f"model.dtype={dtype}: wanted float32 or bfloat16"
-    )
+    _require(dtype in ("float32", "bfloat16"), f"model.dtype={dtype}: wanted float32 or bfloat16")
     _require(
         not (config.strategy == "xla" and config.batch_norm == "host"),
         "batch_norm=host does not go with strategy=xla, which always normalizes by the global batch",

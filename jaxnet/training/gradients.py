@@ -38,9 +38,7 @@ def loss_gradient(
     first = jax.tree.map(lambda x: x[:-1], parts)
     last = jax.tree.map(lambda x: x[-1], parts)
 
-    def add(
-        carry: tuple[PyTree, Result], part: tuple[Batch, jax.Array]
-    ) -> tuple[tuple[PyTree, Result], None]:
+    def add(carry: tuple[PyTree, Result], part: tuple[Batch, jax.Array]) -> tuple[tuple[PyTree, Result], None]:
         total, before = carry
         (_, result), grads = gradient(params, before.stats, *part)
         metrics = jax.tree.map(jnp.add, before.metrics, result.metrics)

@@ -1,7 +1,7 @@
 """The loop: batch, step, log, evaluate, save, stop on a signal."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from jaxnet.training.checkpoints import Checkpoints
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.optimizer import learning_rate
-from jaxnet.training.pacing import Pace
+from jaxnet.training.pacing import Line, Pace
 from jaxnet.training.profiling import ProfileWindow
 from jaxnet.training.progress import Display
 from jaxnet.training.records import NoRecords, Records
@@ -22,12 +22,23 @@ Evaluate = Callable[[TrainState], dict[str, float]]
 
 
 class Outcome(NamedTuple):
-    """How a loop ended: after `step` steps, with the last evaluation, stopped by a signal or at its end (None)."""
+    """How a loop ended.
+
+    Attributes:
+        state: the last.
+        step: steps done in all.
+        evaluation: the last; empty if there was none.
+        signal: name of the signal that stopped it, or None.
+        seconds: spent on training steps.
+        waited: part of them in which the host waited for a batch.
+    """
 
     state: TrainState
     step: int
     evaluation: dict[str, float]
     signal: str | None
+    seconds: float
+    waited: float
 
 
 @dataclass
@@ -44,7 +55,6 @@ class Loop:
         display: what a person sees.
         profile: the window of steps to trace.
         settings: the config as JSON values, saved with each state.
-        pace: measures.
     """
 
     config: Config
@@ -56,12 +66,12 @@ class Loop:
     display: Display
     profile: ProfileWindow
     settings: dict[str, Any]
-    pace: Pace = field(default_factory=Pace)
 
     def run(self, state: TrainState, batches: DevicePrefetch, step: int) -> Outcome:
         """Train from `step` to the end or to a signal, and save the last state."""
-        total, evaluation = self.experiment.total_steps, {}
-        eval_every = max(1, round(self.config.eval_every_epochs * self.experiment.steps_per_epoch))
+        config, total, evaluation = self.config, self.experiment.total_steps, {}
+        eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
+        self._pace = Pace(config.log.every_steps)
         with StopSignal() as stop:
             stopped = step >= total
             while not stopped:
@@ -69,47 +79,52 @@ class Loop:
                 step += 1
                 signalled = stop.should_stop(step)
                 stopped = signalled or step == total
-                if stopped or step % self.config.log.every_steps == 0:
-                    self._log(step)
-                if step == total or (step % eval_every == 0 and not signalled):
+                if step == total or (_is_due(step, eval_every) and not signalled):
                     evaluation = self._evaluate(state, step)
-                if stopped or step % self.config.checkpoints.every_steps == 0:
+                if stopped or step % config.checkpoints.every_steps == 0:
                     self._save(state, step, evaluation)
-            self.checkpoints.wait()
+            self._log(self._pace.drain(last=True))
             self.profile.close()
-        return Outcome(state, step, evaluation, stop.signal_name if step < total else None)
+            self.checkpoints.wait()
+        seconds, waited = self._pace.seconds, self._pace.waited
+        return Outcome(state, step, evaluation, stop.signal_name if step < total else None, seconds, waited)
 
     def _one(self, state: TrainState, batches: DevicePrefetch, step: int) -> TrainState:
         self.profile.before(step)
         before = batches.wait_seconds
         batch = next(batches)
         state, metrics = self.step(state, batch)
-        self.pace.push(metrics, batches.wait_seconds - before)
+        self._log(self._pace.push(step + 1, metrics, batches.wait_seconds - before))
         self.profile.after(step, state)
         self.display.advance(step + 1)
         return state
 
-    def _log(self, step: int) -> None:
-        values = self.pace.line()
-        if not values:
-            return
+    def _log(self, lines: Iterator[Line]) -> None:
         rate = learning_rate(self.config.optimizer, self.experiment.total_steps)
-        values |= {
-            "examples_per_second": self.config.batch_size / values["step_seconds"],
-            "learning_rate": float(rate(step - 1)),
-            "epoch": step / self.experiment.steps_per_epoch,
-        }
-        self.records.write(step, "train", values)
-        self.display.training(step, values)
+        for step, values in lines:
+            values |= {
+                "examples_per_second": self.config.batch_size / values["step_seconds"],
+                "learning_rate": float(rate(step - 1)),
+                "epoch": step / self.experiment.steps_per_epoch,
+            }
+            self.records.write(step, "train", values)
+            self.display.training(step, values)
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-        with self.pace.paused():
+        self._log(self._pace.drain())
+        with self._pace.paused():
             result = self.evaluate(state)
         self.records.write(step, "test", result)
         self.display.evaluation(step, result)
         return result
 
     def _save(self, state: TrainState, step: int, evaluation: dict[str, float]) -> None:
-        with self.pace.paused():
+        self._log(self._pace.drain())
+        with self._pace.paused():
             extra = {"config": self.settings, "next_step": step}
             self.checkpoints.save(step, state, extra=extra, metrics=evaluation or None)
+
+
+def _is_due(step: int, every: float) -> bool:
+    """Whether `step` is the one nearest to a multiple of `every`, which may be a fraction."""
+    return round(round(step / every) * every) == step

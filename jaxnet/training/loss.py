@@ -43,9 +43,7 @@ class LossFn(Protocol):
     devices of their losses is the loss of the global batch.
     """
 
-    def __call__(
-        self, params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array, /
-    ) -> tuple[jax.Array, Result]: ...
+    def __call__(self, params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array, /) -> tuple[jax.Array, Result]: ...
 
 
 def classification_loss(

@@ -74,13 +74,9 @@ def skim(directory: Path) -> Manifest:
 
 def _require(directory: Path, fault: Callable[[Path, File], str]) -> Manifest:
     manifest = _read(directory)
-    faults = [
-        f"{name} {what}" for name, file in manifest.files.items() if (what := fault(directory / name, file))
-    ]
+    faults = [f"{name} {what}" for name, file in manifest.files.items() if (what := fault(directory / name, file))]
     if faults:
-        raise Damaged(
-            "; ".join(faults[:3]) + (f"; and {len(faults) - 3} files more" if len(faults) > 3 else "")
-        )
+        raise Damaged("; ".join(faults[:3]) + (f"; and {len(faults) - 3} files more" if len(faults) > 3 else ""))
     return manifest
 
 

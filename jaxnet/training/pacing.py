@@ -1,10 +1,10 @@
-"""Keeps the device busy and the host a few steps ahead, and measures without waiting."""
+"""Keeps the device busy and the host a few steps ahead, and measures without holding up dispatch."""
 
 import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 
@@ -13,66 +13,70 @@ import jax
 _IN_FLIGHT = 2
 
 
-@dataclass
-class Window:
-    """Means over the steps since the last line of the log."""
+class Line(NamedTuple):
+    """Means over the steps since the line before, up to and including `step`."""
 
-    sums: dict[str, float] = field(default_factory=dict)
-    steps: int = 0
-    started: float = 0.0
-    waited: float = 0.0
-
-    def means(self) -> dict[str, float]:
-        """Mean of each metric."""
-        return {name: total / self.steps for name, total in self.sums.items()}
+    step: int
+    values: dict[str, float]
 
 
 class Pace:
-    """Takes the metrics of each step as it is dispatched; reads them once the device has them.
+    """Takes the metrics of each step as it is dispatched, and reads them when the device has them.
 
-    `push` blocks only while more than two steps are in flight, so reading never holds up dispatch.
+    Reading waits only while more than two steps are in flight, so the device always has work. A line of means
+    comes out for every `every` steps, once the last of them is done: two steps after it was dispatched.
+
+    Attributes:
+        seconds: spent on training steps, without pauses, up to the last line.
+        waited: part of them in which the host waited for a batch.
     """
 
-    def __init__(self) -> None:
-        self._pending: deque[dict[str, jax.Array]] = deque()
-        self._window = Window(started=time.perf_counter())
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._pending: deque[tuple[int, dict[str, jax.Array], float]] = deque()
+        self._begin_window(time.perf_counter())
         self.seconds = 0.0
         self.waited = 0.0
 
-    def push(self, metrics: dict[str, jax.Array], waited: float) -> None:
-        """A step was dispatched; the host had waited `waited` seconds for its batch."""
-        self._pending.append(metrics)
-        self._window.waited += waited
+    def push(self, step: int, metrics: dict[str, jax.Array], waited: float) -> Iterator[Line]:
+        """Step number `step` (from 1) was dispatched, after waiting `waited` seconds for its batch."""
+        self._pending.append((step, metrics, waited))
         while len(self._pending) > _IN_FLIGHT:
-            self._read()
+            yield from self._read()
 
-    def line(self) -> dict[str, float]:
-        """Means since the last call: the metrics, step_seconds and data_wait_seconds, both per step."""
-        window, now = self._window, time.perf_counter()
-        seconds = now - window.started
-        # Steps still in flight are counted in the next window, as is the time that they take from now on.
-        self.seconds += seconds
-        self.waited += window.waited
-        self._window = Window(started=now)
-        if not window.steps:
-            return {}
-        return {
-            **window.means(),
-            "step_seconds": seconds / window.steps,
-            "data_wait_seconds": window.waited / window.steps,
-        }
+    def drain(self, *, last: bool = False) -> Iterator[Line]:
+        """Wait until all dispatched steps are done; the `last` line may hold fewer steps."""
+        while self._pending:
+            yield from self._read()
+        if last and self._steps:
+            yield self._line()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock for something that is not training, such as an evaluation, once all steps are done."""
-        while self._pending:
-            self._read()
+        """Stop the clock for what is not training, such as an evaluation. Drain first."""
         stopped = time.perf_counter()
         yield
-        self._window.started += time.perf_counter() - stopped
+        self._started += time.perf_counter() - stopped
 
-    def _read(self) -> None:
-        metrics = jax.device_get(self._pending.popleft())
-        self._window.steps += 1
-        for name, value in metrics.items():
-            self._window.sums[name] = self._window.sums.get(name, 0.0) + float(value)
+    def _read(self) -> Iterator[Line]:
+        self._step, metrics, waited = self._pending.popleft()
+        for name, value in jax.device_get(metrics).items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+        self._steps += 1
+        self._waited += waited
+        if self._step % self._every == 0:
+            yield self._line()
+
+    def _line(self) -> Line:
+        now, steps = time.perf_counter(), self._steps
+        seconds = now - self._started
+        self.seconds += seconds
+        self.waited += self._waited
+        values = {name: total / steps for name, total in self._sums.items()}
+        values |= {"step_seconds": seconds / steps, "data_wait_seconds": self._waited / steps}
+        self._begin_window(now)
+        return Line(self._step, values)
+
+    def _begin_window(self, now: float) -> None:
+        self._sums: dict[str, float] = {}
+        self._steps, self._waited, self._started = 0, 0.0, now

@@ -114,7 +114,7 @@ def _check_lines(check: Check) -> Iterator[str]:
         right = found[index] if index < len(found) else ""
         yield f"{index:>3}  {left:<44}  {right}"
     yield ""
-    yield check.explain()
+    yield check.explain() if check.planned else "nothing was planned: XLA places what it finds best"
 
 
 def _found_text(kind: str, arrays: Sequence[tuple[str, int]], compute: int) -> str:

@@ -84,9 +84,7 @@ def make_train_step(
         step = global_step(loss_fn, optimizer, mesh_size(mesh), options.microbatches, options.average_decay)
         return _jit(step, mesh)
     axes = (DEVICE,) if options.mode == "pmap" else AXES
-    step = device_step(
-        loss_fn, optimizer, reducer, mesh_size(mesh), axes, options.microbatches, options.average_decay
-    )
+    step = device_step(loss_fn, optimizer, reducer, mesh_size(mesh), axes, options.microbatches, options.average_decay)
     return _pmap(step, mesh) if options.mode == "pmap" else _shard_map(step, mesh)
 
 
@@ -127,9 +125,7 @@ def _shard_map(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
 
     everywhere = PartitionSpec()
     specs = _state_like(everywhere, PartitionSpec(HOST, DEVICE))
-    mapped = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(specs, PartitionSpec(AXES)), out_specs=(specs, everywhere)
-    )
+    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, PartitionSpec(AXES)), out_specs=(specs, everywhere))
     return jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh))
 
 
@@ -145,9 +141,7 @@ def _jit(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
 
 def _pmap(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
     if mesh.shape[HOST] != 1:
-        raise ValueError(
-            f"mode 'pmap' has one mesh axis and takes a mesh of one host, got {mesh.shape[HOST]} hosts"
-        )
+        raise ValueError(f"mode 'pmap' has one mesh axis and takes a mesh of one host, got {mesh.shape[HOST]} hosts")
     # pmap binds one axis; a vmap over an axis of size 1 binds the other, so that reducers run unchanged.
     # The reducer's state, [hosts, devices, ...], is cut along its second dim by pmap, its first by vmap.
     one_host = jax.vmap(step, (_state_like(None, 0), 0), 0, axis_name=HOST, axis_size=1)

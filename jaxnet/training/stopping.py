@@ -12,12 +12,12 @@ from jax.experimental import multihost_utils
 class StopSignal:
     """SIGTERM or SIGINT on any process makes all processes stop after the same step.
 
-    A context manager. Ask `should_stop` once for every step, on all processes, with the same step number. A second
-    SIGINT (Ctrl-C twice) raises KeyboardInterrupt at once. Leaving the context restores the handlers that were there.
+    A context manager. Ask `should_stop` once for every step, on all processes, with the same step number. A
+    second SIGINT (Ctrl-C twice) raises KeyboardInterrupt at once. The handlers before it come back on exit.
 
-    In one process the handlers set a flag. In several, JAX's preemption service receives SIGTERM (no handler of
-    Python's would see it once jax.distributed is up), tells the others, and picks the step after the newest that any
-    of them has reached; SIGINT is passed on to it. The service needs about a second to notice.
+    In one process the handlers set a flag. In several, JAX's preemption service receives SIGTERM (no handler
+    of Python's sees it once jax.distributed is up), tells the other processes, and picks a step that none has
+    passed; SIGINT is handed on to it. The service needs about a second to notice.
 
     >>> with StopSignal() as stop:
     ...     signal.raise_signal(signal.SIGTERM)

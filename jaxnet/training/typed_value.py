@@ -18,8 +18,10 @@ def parse_value(text: str, kind: Any, key: str) -> Any:
     Raises:
         InputError: naming the key, what was got and what was wanted.
 
-    >>> parse_value("1e-3", float, "lr"), parse_value("none", float | None, "lr"), parse_value("8,16", tuple[int, ...], "w")
-    (0.001, None, (8, 16))
+    >>> parse_value("1e-3", float, "lr"), parse_value("none", float | None, "lr")
+    (0.001, None)
+    >>> parse_value("8,16", tuple[int, ...], "widths")
+    (8, 16)
     """
     try:
         return _parse(text, kind)

@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from support.programs import clean_environment
 
 from jaxnet.cli.main import main
 from jaxnet.errors import InputError, exit_cleanly
+from support.programs import clean_environment
 
 
 def status_of(arguments):
@@ -31,10 +31,16 @@ def test_help_has_examples(arguments, capsys):
         (["launch"], "the following arguments are required: KIND (see jaxnet launch --help)"),
         (["launch", "locl"], "jaxnet launch has no command 'locl'; did you mean 'local'?"),
         (["launch", "local", "--", "x"], "required: --processes (see jaxnet launch local --help)"),
-        (["launch", "local", "--processes", "0", "--", "x"], "--processes: '0' must be a whole number of at least 1"),
+        (
+            ["launch", "local", "--processes", "0", "--", "x"],
+            "--processes: '0' must be a whole number of at least 1",
+        ),
         (["launch", "local", "--processes", "two", "--", "x"], "--processes: 'two' must be a whole number"),
         (["launch", "local", "--processes"], "--processes: expected one argument"),
-        (["launch", "local", "--processes", "2", "--devices-per-process", "-1", "--", "x"], "--devices-per-process"),
+        (
+            ["launch", "local", "--processes", "2", "--devices-per-process", "-1", "--", "x"],
+            "--devices-per-process",
+        ),
         (["launch", "local", "--processes", "2"], "no command to launch; give it after --"),
         (["launch", "local", "--processes", "2", "--", "no.py"], "no such file: no.py"),
         (["launch", "local", "--processes", "2", "--", "no-such"], "no such program: no-such"),
@@ -50,7 +56,14 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
 
 
 def test_it_starts_without_jax():
-    code = "import sys\ntry:\n    from jaxnet.cli.main import main; main(['--help'])\nfinally:\n    assert 'jax' not in sys.modules"
+    code = """
+import sys
+try:
+    from jaxnet.cli.main import main
+    main(["--help"])
+finally:
+    assert "jax" not in sys.modules
+"""
     done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

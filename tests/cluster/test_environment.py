@@ -21,7 +21,12 @@ KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"
 
 def test_an_empty_environment_is_a_single_process():
     place = find_place({})
-    assert (place.detected_by, place.process_index, place.process_count, place.coordinator) == ("single", 0, 1, None)
+    assert (place.detected_by, place.process_index, place.process_count, place.coordinator) == (
+        "single",
+        0,
+        1,
+        None,
+    )
 
 
 def test_the_three_variables():

@@ -37,7 +37,11 @@ def test_every_rank_finds_its_place():
     for index in range(3):
         environ = rank_environment(outside, index, 3, 4321, None)
         place = find_place(environ)
-        assert (place.process_index, place.process_count, str(place.coordinator)) == (index, 3, "127.0.0.1:4321")
+        assert (place.process_index, place.process_count, str(place.coordinator)) == (
+            index,
+            3,
+            "127.0.0.1:4321",
+        )
         assert place.bind == place.coordinator
         assert environ["HOME"] == "/root"
         assert "JAX_NUM_CPU_DEVICES" not in environ

@@ -25,11 +25,11 @@ def pool():
 
 
 def outcome(future):
-    try:
-        return future.result(60)
-    except InputError as error:
+    error = future.exception(60)
+    if isinstance(error, InputError):
         assert "\n" not in str(error)
         return str(error)
+    return future.result()
 
 
 @pytest.fixture
@@ -87,7 +87,8 @@ def test_two_with_the_same_number(address, pool):
     with connected(address) as first:
         first.sendall(json.dumps({"index": 1, "count": 3}).encode() + b"\n")
         guest = pool.submit(meet, address, address, 1, 3, 30)
-        assert outcome(host) == outcome(guest) == "two processes say that they are rank 1, on 127.0.0.1 and 127.0.0.1"
+        problem = "two processes say that they are rank 1, on 127.0.0.1 and 127.0.0.1"
+        assert outcome(host) == outcome(guest) == json.loads(first.makefile().readline())["error"] == problem
 
 
 @pytest.mark.usefixtures("jax_after")
@@ -120,7 +121,10 @@ def test_a_name_that_does_not_resolve():
 
 
 def test_a_port_in_use(address):
-    with socket.create_server(address), pytest.raises(InputError, match=f"cannot listen on port {address.port}: .*in use"):
+    with (
+        socket.create_server(address),
+        pytest.raises(InputError, match=f"cannot listen on port {address.port}: .*in use"),
+    ):
         meet(address, address, 0, 2, 0.5)
 
 

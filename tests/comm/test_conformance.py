@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from support import laws
-from support.laws import Trees, run_reducer, trees
 
 from jaxnet import comm
 from jaxnet.comm import KiB, Reducer, all_reduce, bucketed, cast, scattered
+from support import laws
+from support.laws import Trees, run_reducer, trees
 
 
 class Case(NamedTuple):
@@ -167,9 +166,7 @@ def test_same_run_twice_gives_the_same_bits(case):  # L9
     mesh, values = grid((2, 4)), example((2, 4))
     first, _ = run_reducer(case.reducer, mesh, values)
     second, _ = run_reducer(case.reducer, mesh, values)
-    assert all(
-        (a == b).all() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    )
+    assert all((a == b).all() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
 
 
 @every_reducer

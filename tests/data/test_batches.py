@@ -78,9 +78,7 @@ def test_a_resume_goes_on_where_it_was(num_examples, part, count, seed, start_st
     before = train_batches(source, batch_size=batch_size, seed=seed, shard=WHOLE)
     expected = take(before, start_step + 2)[start_step:]
     resumed = [
-        train_batches(
-            source, batch_size=batch_size, seed=seed, shard=Shard(i, count_after), start_step=start_step
-        )
+        train_batches(source, batch_size=batch_size, seed=seed, shard=Shard(i, count_after), start_step=start_step)
         for i in range(count_after)
     ]
     for whole in expected:

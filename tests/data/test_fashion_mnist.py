@@ -60,6 +60,7 @@ def test_tfds_itself_reads_what_was_prepared(tmp_path, idx_dir, idx_arrays):
 
 
 def test_the_default_directory_is_that_of_tfds(tmp_path, idx_dir, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # should this fail, the real one stays clean
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
     assert FashionMNIST(idx_dir=str(idx_dir)).load("test").num_examples == 11
     assert (tmp_path / "data/fashion_mnist").is_dir()
@@ -159,6 +160,4 @@ def test_the_real_files_hold_what_is_published(tmp_path):
     train, test = dataset.load("train"), dataset.load("test")
     assert np.bincount(train.label).tolist() == [6000] * 10
     assert np.bincount(test.label).tolist() == [1000] * 10
-    np.testing.assert_allclose(
-        [train.image.mean() / 255, train.image.std() / 255], [0.2860, 0.3530], atol=1e-4
-    )
+    np.testing.assert_allclose([train.image.mean() / 255, train.image.std() / 255], [0.2860, 0.3530], atol=1e-4)

@@ -100,6 +100,8 @@ def test_an_error_of_the_source_comes_after_the_batches_before_it():
         with pytest.raises(OSError, match="the disk is gone"):
             next(batches)
     batches.close()
+    with pytest.raises(StopIteration):
+        next(batches)
 
 
 def test_an_error_of_the_transfer_reaches_the_reader():
@@ -126,7 +128,8 @@ def test_closing_ends_the_thread_and_the_source():
         finally:
             closed.set()
 
-    batches = DevicePrefetch(source(), sharding())
+    still_referred_to = source()
+    batches = DevicePrefetch(still_referred_to, sharding())
     next(batches)
     batches.close()
     assert not threads()
@@ -136,23 +139,30 @@ def test_closing_ends_the_thread_and_the_source():
     batches.close()
 
 
-def test_closing_while_a_batch_is_made_waits_for_it():
-    reached, proceed = threading.Event(), threading.Event()
+@pytest.mark.parametrize("outcome", ["a batch", "an error"])
+def test_closing_while_a_batch_is_made_waits_for_it_and_drops_it(outcome):
+    proceed = threading.Event()
 
     def source():
         yield batch(0)
-        reached.set()
         proceed.wait(60)
+        if outcome == "an error":
+            raise OSError("too late to matter")
         yield batch(1)
 
     batches = DevicePrefetch(source(), sharding())
-    assert reached.wait(60)
+    next(batches)
     closing = threading.Thread(target=batches.close)
     closing.start()
+    with pytest.raises(StopIteration):
+        next(batches)  # waits until it is closed
+    assert threads()
     proceed.set()
     closing.join(60)
     assert not closing.is_alive()
     assert not threads()
+    with pytest.raises(StopIteration):
+        next(batches)
 
 
 def test_dropping_it_ends_the_thread():
@@ -176,7 +186,10 @@ def test_waiting_is_counted_and_the_count_can_be_set_back():
         assert batches.wait_seconds == 0
         proceed.set()
         next(batches)
-        assert batches.wait_seconds > 0
+        first = batches.wait_seconds
+        with pytest.raises(StopIteration):
+            next(batches)
+        assert batches.wait_seconds > first > 0
         batches.wait_seconds = 0.0
         with pytest.raises(StopIteration):
             next(batches)
@@ -255,9 +268,7 @@ def test_two_processes_make_the_batches_of_one():
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", PROCESS, str(index), address], **pipes) for index in range(2)
-    ]
+    processes = [subprocess.Popen([sys.executable, "-c", PROCESS, str(index), address], **pipes) for index in range(2)]
     try:
         outputs = [process.communicate(timeout=120) for process in processes]
     finally:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxnet.data
-from jaxnet.data import ArraySource, Digits, Synthetic
+from jaxnet.data import ArraySource, Digits, Synthetic, source
 from jaxnet.errors import InputError
 
 FILES = Path(jaxnet.data.__file__).parent
@@ -20,11 +20,11 @@ def arrays(name: str = "digits.npz") -> dict[str, np.ndarray]:
 
 
 def test_rows_come_in_the_order_asked_for():
-    source = ArraySource(np.arange(6, dtype=np.uint8).reshape(3, 1, 2, 1), np.array([2, 0, 1], np.int32), 3)
-    rows = source.rows(np.array([2, 0, 2]))
+    six = ArraySource(np.arange(6, dtype=np.uint8).reshape(3, 1, 2, 1), np.array([2, 0, 1], np.int32), 3)
+    rows = six.rows(np.array([2, 0, 2]))
     assert rows["image"].reshape(3, 2).tolist() == [[4, 5], [0, 1], [4, 5]]
     assert rows["label"].tolist() == [1, 2, 1]
-    assert (source.num_examples, source.image_shape, source.num_classes) == (3, (1, 2, 1), 3)
+    assert (six.num_examples, six.image_shape, six.num_classes) == (3, (1, 2, 1), 3)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,16 @@ def test_rows_come_in_the_order_asked_for():
 def test_arrays_of_another_form_are_refused(image, label, message):
     with pytest.raises(InputError, match=message):
         ArraySource(image, label, num_classes=4)
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 359, 360, 361])
+def test_a_source_is_read_into_memory_in_pieces(monkeypatch, chunk):
+    monkeypatch.setattr(source, "_CHUNK", chunk)
+    digits = Digits().load("test")
+    copy = source.read_into_memory(digits)
+    np.testing.assert_array_equal(copy.image, digits.image)
+    np.testing.assert_array_equal(copy.label, digits.label)
+    assert copy.num_classes == 10
 
 
 @pytest.mark.parametrize("dataset", [Digits(), Synthetic(num_train=2, num_test=2)])

@@ -1,6 +1,8 @@
-"""Checkpoints of several real processes in one directory, and of processes that are killed while they save."""
+"""Checkpoints of several real processes in one directory, and of processes killed while they save."""
 
+import contextlib
 import hashlib
+import logging
 import random
 import re
 import time
@@ -9,49 +11,36 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
-from support.ranks import Ranks
 
 from jaxnet.errors import InputError
 from jaxnet.training.checkpoints import Checkpoints
 from jaxnet.training.stopping import StopSignal
+from support.checkpointing import flip_a_bit, largest_file, like, mesh_of, on
+from support.ranks import Ranks
 
 pytestmark = pytest.mark.processes
 
-ROWS = 8
-
 
 def mesh():
-    grid = np.array(jax.devices()).reshape(jax.process_count(), -1)
-    return jax.sharding.Mesh(grid, ("host", "device"), axis_types=(AxisType.Auto,) * 2)
+    return mesh_of(jax.process_count(), jax.local_device_count())
 
 
 def host_state(step, size=1000):
     draw = np.random.default_rng(step)
     return {
         "params": {"w": draw.normal(size=size).astype(np.float32), "half": np.arange(5).astype("bfloat16")},
-        "residual": draw.normal(size=(ROWS, size)).astype(np.float32),
+        "residual": draw.normal(size=(8, size)).astype(np.float32),
         "step": np.int32(step),
         "key": np.array([step, 7], np.uint32),
     }
 
 
-def shardings(tree):
-    whole, split = NamedSharding(mesh(), P()), NamedSharding(mesh(), P(("host", "device")))
-    return {name: jax.tree.map(lambda _, n=name: split if n == "residual" else whole, tree[name]) for name in tree}
+def state_of(step, size=1000):
+    return on(mesh(), host_state(step, size))
 
 
-def on_devices(tree):
-    def place(x, sharding):
-        return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
-
-    return jax.tree.map(place, tree, shardings(tree))
-
-
-def like(size=1000):
-    tree = host_state(0, size)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings(tree))
+def wanted(size=1000):
+    return like(mesh(), host_state(0, size))
 
 
 def is_state_of(state, step, size=1000):
@@ -72,25 +61,23 @@ def digest(directory):
 def save_steps(rank, directory, *steps):
     checkpoints = Checkpoints(directory)
     for step in map(int, steps):
-        checkpoints.save(step, on_devices(host_state(step)), extra={"next_step": step + 1})
+        checkpoints.save(step, state_of(step), extra={"next_step": step + 1})
     checkpoints.close()
     return checkpoints.steps()
 
 
 def restore(rank, directory):
     """What was restored, and the warnings; then the next step is saved over the one that was set aside."""
-    import logging
-
     warnings = []
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("jaxnet").addHandler(handler)
     checkpoints = Checkpoints(directory)
     try:
-        restored = checkpoints.restore_latest(like())
+        restored = checkpoints.restore_latest(wanted())
     except InputError as error:
         return [None, None, [str(error)]]
-    checkpoints.save(30, on_devices(host_state(30)), extra={})
+    checkpoints.save(30, state_of(30), extra={})
     checkpoints.close()
     return [restored.step, restored.extra, is_state_of(restored.state, restored.step), warnings]
 
@@ -102,11 +89,9 @@ def test_two_processes_save_and_one_or_two_restore(tmp_path):
     assert "process_1" in str(written)
     with Ranks(restore, 2, str(tmp_path)) as ranks:
         assert ranks.results() == [[20, {"next_step": 21}, True, []]] * 2
-    alone = Checkpoints(tmp_path)
-    restored = alone.restore(20, like())    # eight devices here, two in each of theirs
-    assert is_state_of(restored.state, 20)
+    with contextlib.closing(Checkpoints(tmp_path)) as alone:
+        assert is_state_of(alone.restore(20, wanted()).state, 20)  # eight devices here, two in each of theirs
     assert digest(tmp_path / "000020") == written
-    alone.close()
 
 
 def test_one_process_saves_and_two_restore(tmp_path):
@@ -117,17 +102,16 @@ def test_one_process_saves_and_two_restore(tmp_path):
 
 def test_all_processes_pass_over_the_same_damaged_step(tmp_path):
     save_steps(0, tmp_path, "10", "20", "30")
-    victim = max((tmp_path / "000030/state").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
-    content = bytearray(victim.read_bytes())
-    content[len(content) // 2] ^= 1
-    victim.write_bytes(content)
+    victim = largest_file(tmp_path / "000030")
+    flip_a_bit(victim)
     with Ranks(restore, 2, str(tmp_path)) as ranks:
         (*first, warnings), (*second, others) = ranks.results()
     assert first == second == [20, {"next_step": 21}, True]
     assert len(warnings) == 1
     assert victim.name in warnings[0]
     assert others == []
-    assert is_state_of(Checkpoints(tmp_path).restore(30, like()).state, 30)
+    with contextlib.closing(Checkpoints(tmp_path)) as alone:
+        assert is_state_of(alone.restore(30, wanted()).state, 30)
 
 
 def test_all_processes_report_that_nothing_can_be_used(tmp_path):
@@ -155,7 +139,7 @@ def test_directories_that_are_not_shared_are_refused(tmp_path):
 
 def save_when_told(rank, directory):
     checkpoints = Checkpoints(directory)
-    restored = checkpoints.restore_latest(like())
+    restored = checkpoints.restore_latest(wanted())
     start = restored.step if restored else 0
     with StopSignal() as stop:
         for step in range(start + 1, 100_000):
@@ -163,7 +147,7 @@ def save_when_told(rank, directory):
             if step == start + 5:
                 print("stepping", flush=True)
             if stop.should_stop(step):
-                checkpoints.save(step, on_devices(host_state(step)), extra={})
+                checkpoints.save(step, state_of(step), extra={})
                 checkpoints.close()
                 return [start, step]
     return None
@@ -186,24 +170,24 @@ SIZE = 200_000
 
 
 def save_until_killed(rank, directory):
-    """Restores, then saves without end; prints the steps that `wait` has returned for, and whether all was well."""
+    """Restores, then saves without end; prints whether that was well, and each step after its `wait`."""
     checkpoints = Checkpoints(directory, keep=2)
-    restored = checkpoints.restore_latest(like(SIZE))
+    restored = checkpoints.restore_latest(wanted(SIZE))
     step = restored.step if restored else 0
     good = restored is None or is_state_of(restored.state, step, SIZE)
     print("restored", step, good, flush=True)
     while True:
         step += 1
-        checkpoints.save(step, on_devices(host_state(step, SIZE)), extra={})
+        checkpoints.save(step, state_of(step, SIZE), extra={})
         if step % 3 == 0:
             checkpoints.wait()
             print("waited", step, flush=True)
 
 
 def kill_while_saving(directory, processes, rounds, seed):
-    """The step restored in each round. A round compares it with what was promised, and ends in kills.
+    """The step restored in each round, which is compared with what was promised before it.
 
-    One process is killed at a random time, the others a little later: a survivor must not finish a step alone.
+    One process is killed at a random time, the others a bit later: a survivor must not finish a step alone.
     """
     draw, promised, steps = random.Random(seed), 0, []
     for number in range(rounds):

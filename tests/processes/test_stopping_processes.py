@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from support.ranks import Ranks
 
 from jaxnet.training.stopping import StopSignal
+from support.ranks import Ranks
 
 pytestmark = pytest.mark.processes
 

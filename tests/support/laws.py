@@ -40,9 +40,7 @@ def lowered(reducer, mesh, values, gather=False):
         return sums, state
 
     out = PER_DEVICE if gather else P()
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(PER_DEVICE, PER_DEVICE), out_specs=(out, PER_DEVICE)
-    )
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(PER_DEVICE, PER_DEVICE), out_specs=(out, PER_DEVICE))
     options = comm.compiler_options("cpu")
     return jax.jit(mapped, compiler_options=options).lower(values, stacked_state(reducer, mesh, values))
 
@@ -51,8 +49,6 @@ def run_reducer(reducer, mesh, values, gather=False):
     """Reduce `values`, whose leading dims are [hosts, devices]; with `gather`, every device's result."""
     compiled = lowered(reducer, mesh, values, gather).compile()
     return jax.device_get(compiled(values, stacked_state(reducer, mesh, values)))
-
-
 
 
 class Trees(NamedTuple):

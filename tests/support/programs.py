@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,7 @@ _CLUSTER = ("JAX", "SLURM", "OMPI", "XLA", "TPU", "KUBERNETES")
 def clean_environment(**extra):
     """This process's environment without anything that describes a cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLUSTER)}
-    return kept | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | extra
+    return kept | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"} | extra
 
 
 def write_program(folder, text, name="program.py"):
@@ -59,10 +60,8 @@ class Program:
         return self
 
     def __exit__(self, *_):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         for reader in self._readers:
             reader.join(PATIENCE)
@@ -70,10 +69,11 @@ class Program:
         self.process.stderr.close()
 
     def wait_for(self, *starts):
-        """The first line of stdout that begins with each of `starts`, once all have come."""
+        """The first line, of either stream, that begins with each of `starts`, once all have come."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            found = [next((line for line in list(self.out) if line.startswith(start)), None) for start in starts]
+            lines = [*self.out, *self.err]
+            found = [next((line for line in lines if line.startswith(start)), None) for start in starts]
             if None not in found:
                 return found
             if time.monotonic() > deadline or not any(reader.is_alive() for reader in self._readers):
@@ -98,9 +98,7 @@ def jaxnet(*arguments, **environment):
 
 def launch(program, *arguments, processes=2, options=(), **environment):
     """`jaxnet launch local`, started."""
-    return jaxnet(
-        "launch", "local", "--processes", str(processes), *options, "--", program, *arguments, **environment
-    )
+    return jaxnet("launch", "local", "--processes", str(processes), *options, "--", program, *arguments, **environment)
 
 
 def await_gone(*pids):

@@ -24,7 +24,14 @@ class Ranks:
         self._errors = [tempfile.TemporaryFile("w+") for _ in range(count)]  # noqa: SIM115 (closed on exit)
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "support.ranks", target, *map(str, (rank, count, port, devices)), *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "support.ranks",
+                    target,
+                    *map(str, (rank, count, port, devices)),
+                    *arguments,
+                ],
                 env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "JAX_PLATFORMS": "cpu"},
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -49,9 +49,7 @@ def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optim
         strategy = comm.named_strategy(strategy, bucket_bytes)
     optimizer = optimizer or optax.sgd(0.1, 0.9)
     step = make_train_step(loss_fn, optimizer, strategy, mesh, StepOptions(**options))
-    state = make_state(
-        model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options
-    )
+    state = make_state(model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options)
     return Setup(step, state, mesh)
 
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-from support import tiny
 
 from jaxnet import comm
+from support import tiny
 
 GLOBAL = {"norm_axes": ("host", "device")}
 
@@ -90,7 +90,9 @@ def test_moving_average_follows_its_formula():
 def test_clipping_sees_the_gradient_of_the_global_batch(reference):
     def clipped(shape):
         return tiny.setup(
-            tiny.cnn(norm=True, **GLOBAL), shape=shape, optimizer=optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(1.0))
+            tiny.cnn(norm=True, **GLOBAL),
+            shape=shape,
+            optimizer=optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(1.0)),
         )
 
     one, many = tiny.run(clipped((1, 1))), tiny.run(clipped((2, 4)))

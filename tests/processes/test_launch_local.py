@@ -1,0 +1,282 @@
+"""`jaxnet launch local` with tiny programs: what it passes on, ends, and does not leave behind."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.programs import ROOT, Program, await_gone, launch, write_program
+
+pytestmark = pytest.mark.processes
+
+RANK = "import os, signal, sys, time\nrank = int(os.environ['JAX_PROCESS_ID'])\n"
+# A rank that says who it is and who its child is, and has both ignore whatever can be ignored.
+STUBBORN = (
+    RANK
+    + """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+child = os.fork()
+while child == 0:
+    signal.pause()
+print("pids", os.getpid(), child)
+"""
+)
+
+
+@pytest.fixture
+def program(tmp_path):
+    def make(text):
+        return write_program(tmp_path, text)
+
+    return make
+
+
+def pids_of(job, count):
+    """The pids that the `STUBBORN` programs of `job` printed."""
+    lines = job.wait_for(*(f"[{rank}] pids " for rank in range(count)))
+    return [int(pid) for line in lines for pid in line.split()[2:]]
+
+
+def test_all_succeed(program):
+    with launch(
+        program(RANK + "print('hello from', rank); print('grumble', rank, file=sys.stderr)"), processes=3
+    ) as job:
+        assert job.finish() == 0
+        assert sorted(job.out) == [f"[{rank}] hello from {rank}" for rank in range(3)]
+        assert sorted(job.err) == [f"[{rank}] grumble {rank}" for rank in range(3)]
+
+
+@pytest.mark.parametrize("status", [1, 2, 77])
+def test_the_exit_status_is_passed_on(program, status):
+    with launch(program(RANK + f"sys.exit({status} if rank == 1 else 0)")) as job:
+        assert job.finish() == status
+        assert job.err[-1].startswith(f"launch: rank 1 exited with status {status} after ")
+
+
+def test_arguments_are_passed_on_as_they_are(program):
+    with launch(program("import sys; print(sys.argv[1:])"), "--config", "a b", "--", "-x", processes=1) as job:
+        assert job.finish() == 0
+        assert job.out == ["[0] ['--config', 'a b', '--', '-x']"]
+
+
+def test_a_program_that_is_not_python():
+    with launch("sh", "-c", "echo $JAX_PROCESS_ID of $JAX_NUM_PROCESSES") as job:
+        assert job.finish() == 0
+        assert sorted(job.out) == ["[0] 0 of 2", "[1] 1 of 2"]
+
+
+def test_a_program_that_cannot_be_executed(tmp_path):
+    path = Path(write_program(tmp_path, "no program\n", "broken"))
+    path.chmod(0o755)
+    path.write_bytes(b"\x7fELF")
+    with launch(str(path), processes=1) as job:
+        assert job.finish() == 1
+        assert job.err[0].startswith(f"[0] error: cannot run {path}: ")
+
+
+def test_one_is_killed_and_the_others_end(program):
+    with launch(program(RANK + "print('pids', os.getpid())\nsignal.pause()"), processes=4) as job:
+        pids = pids_of(job, 4)
+        os.kill(pids[2], signal.SIGKILL)
+        assert job.finish() == 137
+        assert job.err[-1].startswith("launch: rank 2 was killed by SIGKILL (9) after ")
+        assert job.err[-1].endswith(" s; ended the other 3")
+        await_gone(*pids)
+
+
+def test_those_that_ignore_sigterm_are_killed_after_the_grace_period(program):
+    """With what they started. The command waits 10 s; here it is a tenth of a second."""
+    arguments = f"[{program(STUBBORN + 'signal.pause()')!r}], 2, grace_seconds=0.1"
+    code = f"from jaxnet.cluster.local import launch_local; exit(launch_local({arguments}))"
+    with Program([sys.executable, "-c", code]) as job:
+        pids = pids_of(job, 2)
+        os.kill(pids[0], signal.SIGKILL)
+        assert job.finish() == 137
+        assert job.err[-1].startswith("launch: rank 0 was killed by SIGKILL (9) after ")
+        await_gone(*pids)
+
+
+def test_what_a_rank_leaves_behind_is_killed_when_it_ends(program):
+    with launch(program(STUBBORN)) as job:
+        assert job.finish() == 0
+        await_gone(*pids_of(job, 2))
+
+
+def test_nothing_survives_the_launcher_itself(program):
+    """Killed with SIGKILL, it can do nothing: its keeper kills the ranks and what they started."""
+    with launch(program(STUBBORN + "signal.pause()")) as job:
+        pids = pids_of(job, 2)
+        os.kill(job.pid, signal.SIGKILL)
+        await_gone(*pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Only Linux kills a process when its parent dies.")
+def test_ranks_do_not_survive_the_launcher_and_its_keeper(program):
+    with launch(program(STUBBORN + "signal.pause()")) as job:
+        ranks, children = pids_of(job, 2)[::2], pids_of(job, 2)[1::2]
+        (keeper,) = set(children_of(job.pid)) - set(ranks)
+        try:
+            os.kill(keeper, signal.SIGKILL)
+            os.kill(job.pid, signal.SIGKILL)
+            await_gone(*ranks)
+        finally:
+            for child in children:  # only the keeper would have known of these
+                os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on_for_an_orderly_stop(program, number):
+    text = (
+        RANK
+        + f"""
+def stop(*_):
+    print("saved")
+    sys.exit(0)
+signal.signal({int(number)}, stop)
+print("ready")
+while True: signal.pause()
+"""
+    )
+    with launch(program(text)) as job:
+        job.wait_for("[0] ready", "[1] ready")
+        os.kill(job.pid, number)
+        assert job.finish() == 0
+        assert sorted(job.out[-2:]) == ["[0] saved", "[1] saved"]
+        assert job.err == [f"launch: passed {number.name} on to 2 processes; a second one kills them"]
+
+
+def test_a_second_signal_kills(program):
+    with launch(program(STUBBORN + "signal.pause()")) as job:
+        pids = pids_of(job, 2)
+        os.kill(job.pid, signal.SIGINT)
+        job.wait_for("launch: passed SIGINT on to 2 processes")
+        os.kill(job.pid, signal.SIGINT)
+        assert job.finish() == 137
+        await_gone(*pids)
+
+
+def test_lines_stay_whole_however_they_are_written(program):
+    """Long ones, in pieces, from three ranks at once, and a last one without an end."""
+    text = (
+        RANK
+        + """
+for line in range(50):
+    for piece in range(20):
+        os.write(1, f"{rank}.{line}.".encode() * 100)
+    os.write(1, b"\\n")
+print("x" * 300_000)
+print("the last", end="")
+"""
+    )
+    with launch(program(text), processes=3) as job:
+        assert job.finish() == 0
+        for rank in range(3):
+            expected = [f"{rank}.{line}." * 2000 for line in range(50)] + ["x" * 300_000, "the last"]
+            assert [line.removeprefix(f"[{rank}] ") for line in job.out if line.startswith(f"[{rank}] ")] == expected
+        assert len(job.out) == 3 * 52
+
+
+def test_a_line_is_shown_while_the_program_still_runs(program):
+    with launch(program("import signal; print('so far'); signal.pause()"), processes=1) as job:
+        job.wait_for("[0] so far")
+
+
+def test_a_reader_that_leaves_stops_the_job(program):
+    """As in `jaxnet launch ... | head -1`: the ranks get SIGTERM and may still write."""
+    text = (
+        RANK
+        + """
+def stop(*_):
+    print("more", "x" * 200_000)
+    sys.exit(4)
+signal.signal(signal.SIGTERM, stop)
+while True:
+    print("again", flush=True)
+    time.sleep(0.01)
+"""
+    )
+    command = f"{sys.executable} -m jaxnet launch local --processes 2 -- {program(text)}"
+    with Program(["bash", "-c", f"{command} | head -n 1; exit ${{PIPESTATUS[0]}}"]) as job:
+        assert job.finish() == 4
+        assert len(job.out) == 1
+        assert job.err[-1].startswith("launch: rank ")
+        assert "Traceback" not in "".join(job.err)
+
+
+PSUM = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import start
+from jaxnet.errors import exit_cleanly
+
+def main():
+    cluster = start()
+    mesh = jax.make_mesh((jax.device_count(),), ("d",))
+    numbers = jax.make_array_from_callback(
+        (jax.device_count(),), NamedSharding(mesh, P("d")), lambda index: jnp.arange(100.0)[index]
+    )
+    add = jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    total = int(jax.jit(add)(numbers)[0])
+    print("\\nsum", total, "of", jax.local_device_count(), "on", cluster.process_index, cluster.process_count)
+    return 0
+
+exit_cleanly(main, leave)
+"""
+
+
+def test_four_processes_of_two_devices_add_up(program):
+    with launch(program(PSUM), processes=4, options=["--devices-per-process", "2"]) as job:
+        assert job.finish() == 0, job.err
+        for rank in range(4):
+            assert f"[{rank}] sum 28 of 2 on {rank} 4" in job.out
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL (9)"),
+        ("raise ValueError('a bug')", 1, "exited with status 1"),
+        ("raise InputError('a mistake')", 2, "exited with status 2"),
+    ],
+)
+def test_a_failure_ends_processes_that_wait_in_a_collective(program, failure, status, how):
+    """Rank 0 waits for rank 1 in a collective; rank 1 must not wait for rank 0 in JAX's exit hook."""
+    text = f"""
+import os, signal
+import jax
+from jax.experimental.multihost_utils import sync_global_devices
+from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import start
+from jaxnet.errors import InputError, exit_cleanly
+
+def main():
+    cluster = start()
+    sync_global_devices("first")
+    if cluster.process_index == 1:
+        {failure}
+    sync_global_devices("second")
+    return 0
+
+exit_cleanly(main, leave)
+"""
+    with launch(program(text)) as job:
+        assert job.finish() == status, job.err
+        assert job.err[-1].startswith(f"launch: rank 1 {how} after "), job.err
+        assert job.err[-1].endswith("ended the other 1")
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_tether_needs_nothing_of_ours():
+    """It starts once for each rank, without site packages."""
+    text = (ROOT / "jaxnet" / "cluster" / "tether.py").read_text()
+    assert "import jax" not in text
+    assert "from jaxnet" not in text

@@ -1,0 +1,146 @@
+"""Files that changed after they were written, and disks that refuse to be written."""
+
+import logging
+import re
+import resource
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxnet.errors import InputError
+from jaxnet.training import manifest
+from support.checkpointing import Run, assert_same_bits, flip_a_bit, largest_file, on
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(tmp_path / "run")
+    run.save(100, 200, 300)
+    yield run
+    run.close()
+
+
+def test_a_flipped_bit_in_any_file_is_caught_and_the_file_named(run):
+    files = [path for path in (run.path / "000300").rglob("*") if path.is_file()]
+    assert len(files) > 5
+    checkpoints = run.open()
+    for path in files:
+        whole = path.read_bytes()
+        flip_a_bit(path)
+        name = path.relative_to(run.path / "000300").as_posix()
+        with pytest.raises(InputError, match=f"step 300 .* is damaged: {name} is not as it was written"):
+            checkpoints.restore(300, run.like)
+        path.write_bytes(whole)
+    assert_same_bits(checkpoints.restore(300, run.like).state, run.value(300))
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (lambda step: flip_a_bit(largest_file(step)), r"state/\S+ is not as it was written"),
+        (lambda step: largest_file(step).unlink(), r"state/\S+ is missing"),
+        (lambda step: largest_file(step).write_bytes(b"short"), r"state/\S+ has 5 bytes, \d+ were written"),
+        (lambda step: (step / "manifest.json").unlink(), r"manifest\.json is missing"),
+        (lambda step: shutil.rmtree(step / "state"), r"state/\S+ is missing; .* files more"),
+        (lambda step: shutil.copy(step.parent / "000200/manifest.json", step), r"state/\S+ is"),
+    ],
+    ids=["flipped", "deleted", "truncated", "no manifest", "no state", "manifest of another"],
+)
+def test_a_damaged_step_is_named_and_the_one_before_is_used(run, caplog, harm, complaint):
+    harm(run.path / "000300")
+    left = sorted(path.name for path in (run.path / "000300").iterdir())
+    checkpoints = run.open()
+    with caplog.at_level(logging.WARNING, "jaxnet"):
+        restored = checkpoints.restore_latest(run.like)
+    assert (restored.step, restored.extra) == (200, {"next_step": 201})
+    assert_same_bits(restored.state, run.value(200))
+    [record] = [record for record in caplog.records if record.name == "jaxnet"]
+    aside = run.path / "damaged/000300-1"
+    assert re.match(f"checkpoint step 300 is damaged: {complaint}.* {aside}$", record.getMessage())
+    assert sorted(path.name for path in aside.iterdir()) == left
+
+    checkpoints.save(300, run.state(301), extra={})
+    checkpoints.wait()
+    assert_same_bits(run.open().restore_latest(run.like).state, run.value(301))
+
+
+def test_steps_set_aside_never_replace_each_other(run):
+    for number in (1, 2):
+        flip_a_bit(largest_file(run.path / "000300"))
+        checkpoints = run.open()
+        assert checkpoints.restore_latest(run.like).step == 200
+        assert sorted(path.name for path in (run.path / "damaged").iterdir())[-1] == f"000300-{number}"
+        checkpoints.save(300, run.state(300), extra={})
+        checkpoints.wait()
+
+
+def test_a_directory_under_another_step_is_not_taken_for_it(run):
+    shutil.copytree(run.path / "000100", run.path / "000400")
+    with pytest.raises(InputError, match=r"step 400 .* manifest\.json is that of step 100"):
+        run.open().restore(400, run.like)
+
+
+def test_when_all_are_damaged_each_is_named_and_none_is_moved(run):
+    for step in ("000100", "000200", "000300"):
+        flip_a_bit(largest_file(run.path / step))
+    for _ in range(2):  # a second start must not take the directory for an empty one
+        with pytest.raises(InputError, match=r"step 300: state/.*step 200: state/.*step 100: state/") as error:
+            run.open().restore_latest(run.like)
+        assert "\n" not in str(error.value)
+    assert run.open().steps() == [100, 200, 300]
+
+
+def test_a_step_with_missing_files_neither_counts_nor_disappears(run):
+    (run.path / "000300/manifest.json").unlink()
+    largest_file(run.path / "000200").unlink()
+    assert run.save(400, keep=2).steps() == [100, 200, 300, 400]
+    assert run.save(500, keep=2).steps() == [200, 300, 400, 500]
+
+
+def test_a_failed_seal_is_reported_and_the_next_save_works(run, monkeypatch):
+    checkpoints = run.open()
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(manifest, "write", full)
+        checkpoints.save(400, run.state(400), extra={})
+        with pytest.raises(InputError, match=r"step 400 could not be written to .*No space left on device"):
+            checkpoints.wait()
+    assert checkpoints.restore_latest(run.like).step == 300
+    checkpoints.save(400, run.state(400), extra={})
+    assert checkpoints.restore_latest(run.like).step == 400
+
+
+# Tensorstore still reports the other parts of a failed write to the event loop that Orbax has closed.
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk_is_reported_once_and_the_next_save_works(run, caplog):
+    """A limit on the size of files stands for the disk that is full."""
+    checkpoints = run.open()
+    large = on(run.mesh, {"w": np.random.default_rng(0).normal(size=500_000).astype(np.float32)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        checkpoints.save(400, large, extra={})
+        with pytest.raises(InputError, match=r"step 400 could not be written to .*: File too large$"):
+            checkpoints.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caplog.records == []
+    assert checkpoints.steps() == [100, 200, 300]
+    checkpoints.save(400, run.state(400), extra={})
+    assert checkpoints.restore_latest(run.like).step == 400
+
+
+def test_old_steps_that_cannot_be_deleted_are_only_a_warning(run, caplog, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        assert run.save(400).steps() == [200, 300, 400]
+    assert "could not be deleted" in caplog.text
+    assert run.save(500).steps() == [300, 400, 500]
+    assert not list(run.path.glob("*.deleting"))
