@@ -6,6 +6,7 @@ wait there for others that in turn wait for it in a collective, and no launcher 
 
 import os
 import sys
+import time
 from types import TracebackType
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ import jax
 from jaxnet.cluster import coordination
 
 _TOGETHER_SECONDS = 2.0
+_AFTER_ANOTHER_SECONDS = 0.5
 
 
 def leave(status: int) -> NoReturn:
@@ -41,7 +43,13 @@ def leave_on_uncaught_errors() -> None:
 
 
 def _all_leave() -> bool:
+    called = time.monotonic()
     try:
-        return coordination.wait_for_all("jaxnet/leave", _TOGETHER_SECONDS)
+        if coordination.wait_for_all("jaxnet/leave", _TOGETHER_SECONDS):
+            return True
     except jax.errors.JaxRuntimeError:
-        return False  # the service has gone already
+        pass  # the service has gone already
+    # An answer at once means that another failed before, and this one by consequence: a launcher, which
+    # names the first that ends, must not see this one end first.
+    time.sleep(max(called + _AFTER_ANOTHER_SECONDS - time.monotonic(), 0))
+    return False

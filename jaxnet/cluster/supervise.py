@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from jaxnet.cluster.ranks import ranks as named
+
 _TETHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py"))]
 _LONGEST_LINE = 1 << 20  # a longer one is shown in pieces, so that output without line ends fills no memory
 _DRAIN_SECONDS = 2.0
@@ -163,7 +165,7 @@ class _Job:
         self._signalled = True
         self._send_all(number)
         print(
-            f"launch: passed {number.name} on to {len(self.running)} processes; a second one kills them",
+            f"launch: passed {number.name} on to {named(sorted(self.running))}; a second one kills",
             file=sys.stderr,
             flush=True,
         )

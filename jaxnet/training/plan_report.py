@@ -99,7 +99,7 @@ def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
         yield f"each device sends {sent:>14,} bytes a step over {axis}"
     if not report["wire_bytes_per_axis"]:
         yield f"each device sends {report['wire_bytes_per_step']:>14,} bytes a step"
-    if check is not None:
+    if check is not None and (check.planned or check.found):
         yield ""
         yield from _check_lines(check)
 

@@ -108,7 +108,7 @@ def test_every_device_ends_with_the_same_bits(case, shape):  # L3
 
 
 @every_reducer
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(tree=trees())
 def test_any_tree_of_gradients(case, tree: Trees):  # L1 and L5 together
     values = tree.values((2, 2))

@@ -145,14 +145,14 @@ while True: signal.pause()
         os.kill(job.pid, number)
         assert job.finish() == 0
         assert sorted(job.out[-2:]) == ["[0] saved", "[1] saved"]
-        assert job.err == [f"launch: passed {number.name} on to 2 processes; a second one kills them"]
+        assert job.err == [f"launch: passed {number.name} on to ranks 0-1; a second one kills"]
 
 
 def test_a_second_signal_kills(program):
     with launch(program(STUBBORN + "signal.pause()")) as job:
         pids = pids_of(job, 2)
         os.kill(job.pid, signal.SIGINT)
-        job.wait_for("launch: passed SIGINT on to 2 processes")
+        job.wait_for("launch: passed SIGINT on to ranks 0-1")
         os.kill(job.pid, signal.SIGINT)
         assert job.finish() == 137
         await_gone(*pids)
@@ -185,7 +185,7 @@ def test_a_line_is_shown_while_the_program_still_runs(program):
 
 
 def test_a_reader_that_leaves_stops_the_job(program):
-    """As in `jaxnet launch ... | head -1`: the ranks get SIGTERM and may still write."""
+    """As in `jaxnet launch ... | head -n 1`: the rank gets SIGTERM and may still write."""
     text = (
         RANK
         + """
@@ -198,7 +198,7 @@ while True:
     time.sleep(0.01)
 """
     )
-    command = f"{sys.executable} -m jaxnet launch local --processes 2 -- {program(text)}"
+    command = f"{sys.executable} -m jaxnet launch local --processes 1 -- {program(text)}"
     with Program(["bash", "-c", f"{command} | head -n 1; exit ${{PIPESTATUS[0]}}"]) as job:
         assert job.finish() == 4
         assert len(job.out) == 1

@@ -1,0 +1,28 @@
+"""A CNN on Fashion-MNIST: a real benchmark with an official split, on a laptop in minutes.
+
+Source: Xiao, Rasul and Vollgraf (2017); the images from TFDS, or from Debian's package dataset-fashion-mnist.
+Command: python train.py --config configs/fashion_mnist.py
+"""
+
+from jaxnet.data import FashionMNIST
+from jaxnet.models import CNN
+from jaxnet.training.augment import Augmentation
+from jaxnet.training.config import Config, Log
+from jaxnet.training.loss import Pixels
+from jaxnet.training.optimizer import Optimizer
+
+
+def get_config() -> Config:
+    """The run."""
+    return Config(
+        model=CNN(num_classes=10, widths=(32, 64), convs=2, hidden=256, norm=True, dropout=0.4),
+        data=FashionMNIST(),
+        pixels=Pixels(mean=(0.286,), std=(0.353,)),
+        epochs=12,
+        batch_size=256,
+        eval_batch_size=1000,
+        optimizer=Optimizer("adamw", learning_rate=3e-3, warmup_steps=200, weight_decay=0.02),
+        augmentation=Augmentation(flip=True, shift=2),
+        label_smoothing=0.05,
+        log=Log(every_steps=50),
+    )

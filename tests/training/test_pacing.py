@@ -1,0 +1,54 @@
+"""Lines of the log hold exactly the steps that they name."""
+
+import jax.numpy as jnp
+import pytest
+
+from jaxnet.training.loop import _is_due
+from jaxnet.training.pacing import Pace
+
+
+def pushed(pace, first, last):
+    return [
+        line for step in range(first, last + 1) for line in pace.push(step, {"loss": jnp.float32(step)}, waited=0.5)
+    ]
+
+
+def test_each_line_is_the_mean_of_its_steps_and_comes_two_steps_later():
+    pace = Pace(every=4)
+    assert pushed(pace, 1, 5) == []
+    [line] = pushed(pace, 6, 6)
+    assert line.step == 4
+    assert line.values["loss"] == 2.5
+    assert line.values["data_wait_seconds"] == 0.5
+    assert line.values["step_seconds"] > 0
+
+
+def test_draining_reads_what_is_in_flight_and_the_last_line_may_be_short():
+    pace = Pace(every=4)
+    pushed(pace, 1, 6)
+    assert [line.step for line in pace.drain()] == []
+    [line] = pace.drain(last=True)
+    assert (line.step, line.values["loss"]) == (6, 5.5)
+    assert list(pace.drain(last=True)) == []
+    assert pace.waited == 3.0
+
+
+def test_a_pause_is_not_training_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    pace = Pace(every=2)
+    clock[0] = 1.0
+    with pace.paused():
+        clock[0] = 100.0
+    pushed(pace, 1, 2)
+    clock[0] = 102.0
+    [line] = pace.drain()
+    assert line.values["step_seconds"] == 1.5
+    assert pace.seconds == 3.0
+
+
+@pytest.mark.parametrize(("every", "total"), [(112.27, 674), (1.0, 10), (2.5, 20), (22.4, 449)])
+def test_evaluations_fall_on_the_steps_nearest_to_whole_multiples(every, total):
+    due = [step for step in range(1, total + 1) if _is_due(step, every)]
+    assert due == [round(k * every) for k in range(1, len(due) + 1)]
+    assert abs(len(due) - total / every) <= 1
