@@ -13,7 +13,7 @@ class Checkpoints:
     """When the state is saved and what is kept.
 
     Attributes:
-        every_steps: a checkpoint every so many steps; the last step and a stop signal save always.
+        every_steps: a checkpoint every so many steps; an evaluation, the last step and a stop signal save besides.
         keep: how many of the newest to keep; the most accurate is kept besides.
     """
 

@@ -79,10 +79,11 @@ class Loop:
                 step += 1
                 signalled = stop.should_stop(step)
                 stopped = signalled or step == total
-                if step == total or (_is_due(step, eval_every) and not signalled):
+                evaluated = step == total or (_is_due(step, eval_every) and not signalled)
+                if evaluated:
                     evaluation = self._evaluate(state, step)
-                if stopped or step % config.checkpoints.every_steps == 0:
-                    self._save(state, step, evaluation)
+                if stopped or evaluated or step % config.checkpoints.every_steps == 0:
+                    self._save(state, step, evaluation if evaluated else None)
             self._log(self._pace.drain(last=True))
             self.profile.close()
             self.checkpoints.wait()
@@ -118,11 +119,11 @@ class Loop:
         self.display.evaluation(step, result)
         return result
 
-    def _save(self, state: TrainState, step: int, evaluation: dict[str, float]) -> None:
+    def _save(self, state: TrainState, step: int, evaluation: dict[str, float] | None) -> None:
         self._log(self._pace.drain())
         with self._pace.paused():
             extra = {"config": self.settings, "next_step": step}
-            self.checkpoints.save(step, state, extra=extra, metrics=evaluation or None)
+            self.checkpoints.save(step, state, extra=extra, metrics=evaluation)
 
 
 def _is_due(step: int, every: float) -> bool:

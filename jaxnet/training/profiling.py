@@ -8,11 +8,15 @@ from jaxnet.training.config import Profile
 
 
 class ProfileWindow:
-    """Traces steps `[start, start + steps)` into `<workdir>/profile`; look with TensorBoard's xprof or Perfetto."""
+    """Traces steps `[start, start + steps)` into `<workdir>/profile/process_0`, and so on for each process.
+
+    Look with TensorBoard's xprof or Perfetto.
+    """
 
     def __init__(self, window: Profile, workdir: Path) -> None:
         self._first, self._last = window.start, window.start + window.steps - 1
-        self._directory = workdir / "profile"
+        # A trace is named by its host: processes of one host would write into one file.
+        self._directory = workdir / "profile" / f"process_{jax.process_index()}"
         self._running = False
 
     def before(self, step: int) -> None:
