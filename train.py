@@ -7,9 +7,11 @@ continues from the newest good checkpoint.
 import argparse
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.cli.parser import Parser
+from jaxnet.cli.parser import Parser, given_path
 from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.leave import leave
 from jaxnet.cluster.start import start
@@ -26,14 +28,15 @@ from jaxnet.data import DevicePrefetch, Shard, eval_batches, train_batches
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.training.checkpoints import Checkpoints
 from jaxnet.training.config import Config
-from jaxnet.training.config_file import differences, flatten, load_config, to_json
+from jaxnet.training.config_file import load_config
+from jaxnet.training.config_keys import differences, flatten, to_json
 from jaxnet.training.evaluation import evaluate, make_eval_step
 from jaxnet.training.experiment import Experiment, prepare
 from jaxnet.training.loop import Loop, Outcome
 from jaxnet.training.plan_report import plan_text, wire_bytes_per_step
 from jaxnet.training.profiling import ProfileWindow, write_programs
-from jaxnet.training.progress import Display
-from jaxnet.training.records import NoRecords, Records, make_workdir, write_whole
+from jaxnet.training.progress import Display, show_warnings
+from jaxnet.training.records import NoRecords, Records, make_workdir, read_settings, write_whole
 from jaxnet.training.state import TrainState, abstract_state
 
 
@@ -80,9 +83,10 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
     if primary:
         write_whole(workdir / "config.json", to_json(config))
-    records = Records(workdir, tensorboard=config.log.tensorboard) if primary else NoRecords()
+    written = Records(workdir, tensorboard=config.log.tensorboard) if primary else NoRecords()
     batches = train_batches(source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=first_step)
     with (
+        closing(written) as records,
         Display(experiment.total_steps, first_step, silent=quiet or not primary) as display,
         DevicePrefetch(batches, split_by_example(mesh)) as placed,
     ):
@@ -102,7 +106,6 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     if not outcome.evaluation and outcome.signal is None:
         outcome = outcome._replace(evaluation=test(outcome.state))
     checkpoints.close()
-    records.close()
     summary = summarize(config, experiment, mesh, outcome, first_step)
     summary["seconds"] = time.perf_counter() - started
     if primary:
@@ -115,7 +118,9 @@ def mesh_of(config: Config) -> Mesh:
     try:
         return make_mesh(config.hosts)
     except ValueError as error:
-        raise InputError(f"hosts={config.hosts}: {error}") from error
+        count = jax.device_count()
+        divisors = ", ".join(str(hosts) for hosts in range(1, count + 1) if count % hosts == 0)
+        raise InputError(f"hosts={config.hosts}: {error}; wanted one of {divisors}") from error
 
 
 def fingerprint(config: Config) -> dict[str, str]:
@@ -124,16 +129,27 @@ def fingerprint(config: Config) -> dict[str, str]:
     return {
         "config": hashlib.sha256(to_json(config).encode()).hexdigest()[:16],
         "python": ".".join(map(str, sys.version_info[:2])),
-        "devices per process": str(jax.local_device_count()),
+        "devices per process": str(local_device_count()),
         **{package: version(package) for package in packages},
     }
+
+
+def local_device_count() -> int:
+    """Devices of this process, or an InputError if JAX cannot make any."""
+    try:
+        return jax.local_device_count()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform which it knows has a device
+        reason = str(error) or "there is no such device here; set it to cpu, or not at all"
+        raise InputError(
+            f"JAX cannot start with JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {reason}"
+        ) from error
 
 
 def refuse_changes(saved: Path, settings: dict[str, Any], *, allowed: bool) -> None:
     """Stop if the workdir belongs to a run with another config, naming the keys."""
     if allowed or not saved.exists():
         return
-    changed = differences(json.loads(saved.read_text()), settings)
+    changed = differences(read_settings(saved), settings)
     if changed:
         raise InputError(
             f"{saved.parent} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
@@ -167,15 +183,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog="example: python train.py --config configs/digits.py strategy=ddp optimizer.learning_rate=0.05",
     )
     parser.add_argument("--config", required=True, help="a Python file with get_config(), such as configs/digits.py")
-    parser.add_argument("--workdir", type=Path, help="where the run writes; default runs/NAME")
+    parser.add_argument("--workdir", type=given_path, help="where the run writes; default runs/NAME")
     parser.add_argument("--allow-config-change", action="store_true", help="continue a run although its config differs")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the config")
-    return parser.parse_intermixed_args(argv)
+    parser.add_overrides()
+    return parser.parse_args(argv)
 
 
-def main() -> int:
-    """Run the command line; the result is the exit status."""
-    args = parse(sys.argv[1:])
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, the process's own by default; the result is the exit status."""
+    args = parse(sys.argv[1:] if argv is None else argv)
     config = load_config(args.config, args.overrides)
     summary = train(
         config,
@@ -188,4 +204,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    show_warnings()
     exit_cleanly(main, leave)

@@ -15,14 +15,14 @@ from jaxnet.training.optimizer import Optimizer
 def get_config() -> Config:
     """The run."""
     return Config(
-        model=CNN(num_classes=10, widths=(32, 64), convs=2, hidden=256, norm=True, dropout=0.4),
+        model=CNN(num_classes=10, widths=(32, 64, 128), hidden=256, norm=True, dropout=0.4, smooth=True),
         data=FashionMNIST(),
         pixels=Pixels(mean=(0.286,), std=(0.353,)),
-        epochs=12,
+        epochs=16,
         batch_size=256,
         eval_batch_size=1000,
         optimizer=Optimizer("adamw", learning_rate=3e-3, warmup_steps=200, weight_decay=0.02),
-        augmentation=Augmentation(flip=True, shift=2),
+        augmentation=Augmentation(flip=True, shift=1),
         label_smoothing=0.05,
         log=Log(every_steps=50),
     )

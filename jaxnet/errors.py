@@ -27,7 +27,8 @@ def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys
     try:
         status = main()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        line = " ".join(str(error).split("\n"))  # what it quotes may span several
+        print(f"error: {line}", file=sys.stderr, flush=True)
         status = BAD_INPUT_STATUS
     except KeyboardInterrupt:
         status = INTERRUPTED_STATUS

@@ -2,7 +2,9 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxnet.errors import InputError
@@ -14,13 +16,17 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
-        self._commands: dict[str, argparse.ArgumentParser] = {}
+        self._commands: dict[str, Parser] = {}
 
     def add_commands(self, metavar: str) -> "argparse._SubParsersAction[Parser]":
         """Where sub-commands are added; one of them is then required."""
         commands = self.add_subparsers(metavar=metavar, title="commands", required=True)
-        self._commands = commands.choices  # type: ignore[assignment]
+        self._commands = commands.choices
         return commands
+
+    def add_overrides(self) -> None:
+        """Add changes to a config: `key.path=value`, any number, before, between and after the options."""
+        self.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the config")
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As the base class does, after a look at the name of the sub-command."""
@@ -28,11 +34,23 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(args[0], self._commands, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(self._commands)}"
             self.error(f"{self.prog} has no command {args[0]!r}; {hint}")
-        return super().parse_known_args(args, namespace)
+        namespace, rest = super().parse_known_args(args, namespace)
+        if hasattr(namespace, "overrides"):
+            # The base class takes them from one place alone.
+            namespace.overrides = [*namespace.overrides, *(word for word in rest if not word.startswith("-"))]
+            rest = [word for word in rest if word.startswith("-")]
+        return namespace, rest
 
     def error(self, message: str) -> NoReturn:
         """Raise what `exit_cleanly` prints."""
-        raise InputError(f"{message} (see {self.prog} --help)")
+        unknown = re.match("unrecognized arguments: (-[^ =]+)", message)
+        near = difflib.get_close_matches(unknown[1], self._flags(), n=1) if unknown else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(f"{message}{hint} (see {self.prog} --help)")
+
+    def _flags(self) -> set[str]:
+        inner = (command._flags() for command in self._commands.values())
+        return set(self._option_string_actions).union(*inner)
 
 
 def positive(text: str) -> int:
@@ -40,3 +58,10 @@ def positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
+
+
+def given_path(text: str) -> Path:
+    """A path that is not empty, as an unset variable of a shell would make it, for `type=`."""
+    if not text:
+        raise argparse.ArgumentTypeError("wanted a path, got nothing")
+    return Path(text)

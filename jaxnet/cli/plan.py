@@ -10,6 +10,8 @@ from jaxnet.errors import InputError
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
+_MOST_DEVICES = 1024  # each is emulated, with threads of its own
+
 _DESCRIPTION = """\
 Plan the communication of a training step on a mesh of emulated CPU devices: the buckets, the bytes that each
 device sends over each axis, and the collectives of the compiled program beside those planned."""
@@ -28,9 +30,15 @@ def add_parser(commands: "Commands") -> None:
         "plan", help="show what a training step will send", description=_DESCRIPTION, epilog=_EXAMPLES
     )
     parser.add_argument("--config", required=True, help="a Python file with get_config()")
-    parser.add_argument("--mesh", type=_mesh, default=(2, 4), metavar="HxD", help="hosts x devices; default 2x4")
+    parser.add_argument(
+        "--mesh",
+        type=_mesh,
+        default=(2, 4),
+        metavar="HxD",
+        help="hosts x devices, whatever the config says; default 2x4",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the config")
+    parser.add_overrides()
     parser.set_defaults(run=run)
 
 
@@ -61,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _mesh(text: str) -> tuple[int, int]:
-    hosts, x, devices = text.partition("x")
-    if not (x and hosts.isdigit() and devices.isdigit() and int(hosts) * int(devices) > 0):
+    sizes = text.split("x")
+    if len(sizes) != 2 or not all(size.isascii() and size.isdigit() for size in sizes):
         raise InputError(f"--mesh {text}: wanted HOSTSxDEVICES, such as 2x4")
-    return int(hosts), int(devices)
+    hosts, devices = map(int, sizes)
+    if not 1 <= hosts * devices <= _MOST_DEVICES:
+        raise InputError(f"--mesh {text}: wanted 1 to {_MOST_DEVICES} devices in all")
+    return hosts, devices

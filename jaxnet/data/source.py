@@ -99,7 +99,8 @@ class Records(Protocol):
 class RecordSource:
     """A source on disk: reads and decodes each example when it is asked for; safe in many threads.
 
-    An image in `records` is either its encoded bytes (PNG, JPEG, ...) or a decoded uint8 array.
+    An image in `records` is either its encoded bytes (PNG, JPEG, ...) or a decoded uint8 array. `origin` is
+    what to call it when a record turns out to be damaged.
     """
 
     records: Records
@@ -107,6 +108,7 @@ class RecordSource:
     image_shape: tuple[int, int, int]
     image_key: str = "image"
     label_key: str = "label"
+    origin: str = "the data set"
 
     @property
     def num_examples(self) -> int:
@@ -114,7 +116,16 @@ class RecordSource:
         return len(self.records)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Read and decode these examples."""
+        """Read and decode these examples; InputError if that fails."""
+        try:
+            return self._read(indices)
+        except (RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"{self.origin} is damaged: {reason}. Remove its directory and prepare it again"
+            ) from error
+
+    def _read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         examples = self.records.__getitems__(indices.tolist())
         image = np.empty((len(examples), *self.image_shape), np.uint8)
         for pixels, example in zip(image, examples, strict=True):

@@ -4,7 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnet.models.layers import ExampleDropout, batch_norm
+from jaxnet.errors import InputError
+from jaxnet.models.layers import Dtype, ExampleDropout, batch_norm, require_positive
 
 
 class CNN(nn.Module):
@@ -30,12 +31,25 @@ class CNN(nn.Module):
     norm: bool = False
     dropout: float = 0.0
     smooth: bool = False
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     norm_axes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_positive(num_classes=self.num_classes, widths=self.widths, convs=self.convs, hidden=self.hidden)
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
         """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        _, height, width, _ = images.shape
+        halvings = min(height, width).bit_length() - 1
+        if len(self.widths) > halvings:
+            raise InputError(
+                f"images of {height}x{width} are too small for the {len(self.widths)} blocks of model.widths, each of "
+                f"which halves them: wanted at most {halvings}"
+            )
         activation, pool = (nn.gelu, nn.avg_pool) if self.smooth else (nn.relu, nn.max_pool)
         x = images.astype(self.dtype)
         layer = 0

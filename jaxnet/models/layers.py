@@ -1,8 +1,27 @@
 """Layers that the models share."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from jaxnet.errors import InputError
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def require_positive(**fields: int | tuple[int, ...]) -> None:
+    """Raise InputError, naming the field, unless each is at least 1, or a tuple of such numbers.
+
+    >>> require_positive(convs=2, widths=(8, 16))
+    """
+    for name, value in fields.items():
+        if isinstance(value, int):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        elif min(value, default=0) < 1:
+            raise InputError(f"{name} must be one or more numbers of at least 1, got {value}")
 
 
 class ExampleDropout(nn.Module):

@@ -1,13 +1,19 @@
 """A Flax Linen module as a pure model."""
 
+import inspect
+
 import flax.linen as nn
 import jax
 
+from jaxnet.errors import InputError
 from jaxnet.models.model import Model, PyTree, Variables, split_collections
 
 
 def from_linen(module: nn.Module) -> Model:
     """`module(images, train=..., keys=...)` as a `Model`.
+
+    Raises:
+        InputError: the module cannot be called so.
 
     >>> from jaxnet.models import CNN
     >>> model = from_linen(CNN(num_classes=10))
@@ -15,6 +21,8 @@ def from_linen(module: nn.Module) -> Model:
     >>> sorted(shapes.params)
     ['conv_0', 'conv_1', 'dense_0', 'dense_1']
     """
+
+    _require_signature(module)
 
     def init_fn(key: jax.Array, images: jax.Array) -> Variables:
         return split_collections(module.init(key, images, train=False))
@@ -28,3 +36,14 @@ def from_linen(module: nn.Module) -> Model:
         return logits, changed if changing else stats
 
     return Model(init_fn, apply_fn)
+
+
+def _require_signature(module: nn.Module) -> None:
+    name, wanted = type(module).__name__, "wanted __call__(self, images, *, train, keys=None)"
+    if not callable(module):
+        raise InputError(f"the model {name} has no __call__: {wanted}")
+    found = inspect.signature(module)
+    try:
+        found.bind(None, train=True, keys=None)
+    except TypeError as error:
+        raise InputError(f"the model {name} has __call__{found}: {wanted} ({error})") from error

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnet.models.layers import batch_norm
+from jaxnet.models.layers import Dtype, batch_norm, require_positive
 
 
 class ResidualBlock(nn.Module):
@@ -48,8 +48,12 @@ class ResNet(nn.Module):
     num_classes: int
     blocks: int = 3
     widths: tuple[int, ...] = (16, 32, 64)
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     norm_axes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_positive(num_classes=self.num_classes, blocks=self.blocks, widths=self.widths)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:

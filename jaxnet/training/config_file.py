@@ -1,17 +1,20 @@
-"""From `configs/NAME.py` and `key.path=value` to a Config, and from a Config to JSON."""
+"""From `configs/NAME.py` and `key.path=value` to a Config."""
 
 import dataclasses
 import difflib
 import importlib.util
-import json
-import typing
-from collections.abc import Iterator, Sequence
+import sys
+import traceback
+import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxnet.errors import InputError
 from jaxnet.training.config import Config
-from jaxnet.training.typed_value import parse_value
+from jaxnet.training.config_check import check_config
+from jaxnet.training.config_keys import all_keys, field_types, is_group, key_values
+from jaxnet.training.typed_value import conforms, describe, parse_value
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -20,38 +23,66 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     A config is a Python program: load only files that you would run.
 
     Raises:
-        InputError: no such file, no such function, an error in it, an unknown key, a value of a wrong type.
+        InputError: no such file, no such function, an error in it, an unknown key, a value of a wrong type or
+            out of range.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(_no_such_file(path))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"config {path} is not a Python file: a config is a .py file with get_config()")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        config = module.get_config()
-    except AttributeError as error:
-        if not hasattr(module, "get_config"):
-            raise InputError(f"config {path} has no function get_config() that returns a Config") from error
-        raise InputError(f"config {path} failed: {type(error).__name__}: {error}") from error
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"config {path} failed: {type(error).__name__}: {error}") from error
+    config = _run(path)
     if not isinstance(config, Config):
-        raise InputError(f"get_config() of {path} returned a {type(config).__name__}, not a Config")
+        raise InputError(f"config {path}: get_config() returned {config!r:.60}, wanted a Config of jaxnet.training")
+    for key, value, kind in key_values(config):
+        if not conforms(value, kind):
+            raise InputError(f"config {path}: {key} is {value!r}, wanted {describe(kind)}")
     for override in overrides:
         config = apply_override(config, override)
+    check_config(config)
     return config
 
 
+def _run(path: Path) -> Any:
+    try:
+        return _module(path).get_config()
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+        where = f"config {path}, line {lines[-1]}" if lines else f"config {path}"
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: {what}") from error
+
+
+def _module(path: Path) -> types.ModuleType:
+    if not path.is_file():
+        raise InputError(_no_such_file(path))
+    name = f"config_{path.stem}"  # not its own: a config called json.py would stand in for the module
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
+    if spec is None or spec.loader is None:
+        raise InputError("this is not a Python file: wanted a .py file with get_config()")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where the types of its classes are looked up by name
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise InputError("there is no function get_config(): wanted one that returns a Config")
+    return module
+
+
 def _no_such_file(path: Path) -> str:
-    there = sorted(str(other) for other in path.parent.glob("*.py"))
-    near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"in {path.parent} there are: {', '.join(there) or 'none'}"
-    return f"no config {path}; {hint}"
+    if path.is_dir():
+        return f"this is a directory: wanted a Python file with get_config(){_examples(path)}"
+    places = dict.fromkeys((path.parent, Path("configs")))
+    configs = {other.stem: str(other) for place in places for other in _configs_in(place)}
+    near = difflib.get_close_matches(path.stem, configs, n=1)
+    hint = f"; did you mean {configs[near[0]]}?" if near else f"; wanted a Python file{_examples(path.parent)}"
+    return f"no such file (looked for from {Path.cwd()}){hint}"
+
+
+def _configs_in(directory: Path) -> list[Path]:
+    files = sorted(directory.glob("*.py"))
+    return [file for file in files if "def get_config(" in file.read_text(errors="replace")]
+
+
+def _examples(directory: Path) -> str:
+    found = ", ".join(str(file) for file in _configs_in(directory)[:5])
+    return f", such as {found}" if found else ""
 
 
 def apply_override(config: Any, override: str) -> Any:
@@ -68,85 +99,29 @@ def apply_override(config: Any, override: str) -> Any:
 
 
 def _replaced(node: Any, path: list[str], key: str, text: str, root: Any) -> Any:
-    types = _field_types(node)
-    if path[0] not in types:
+    name, rest = path[0], path[1:]
+    kinds = field_types(node)
+    if name not in kinds or (rest and not is_group(getattr(node, name))):
         raise InputError(_unknown_key(key, root))
-    if len(path) > 1:
-        child = getattr(node, path[0])
-        if not dataclasses.is_dataclass(child):
-            raise InputError(_unknown_key(key, root))
-        return dataclasses.replace(node, **{path[0]: _replaced(child, path[1:], key, text, root)})
-    if dataclasses.is_dataclass(getattr(node, path[0])):
-        inner = ", ".join(f"{key}.{name}" for name in _field_types(getattr(node, path[0])))
-        raise InputError(f"{key} is a group of keys, not a value; set one of {inner}")
-    return dataclasses.replace(node, **{path[0]: parse_value(text, types[path[0]], key)})
-
-
-def _field_types(node: Any) -> dict[str, Any]:
-    """Settable fields of a dataclass with their types. Linen's own `parent` and `name` are not settings."""
-    hidden = {"parent", "name"} if hasattr(node, "setup") and hasattr(node, "apply") else set()
-    hints = typing.get_type_hints(type(node)) if _has_string_types(node) else {}
-    fields = [f for f in dataclasses.fields(node) if f.init and f.name not in hidden]
-    return {f.name: hints.get(f.name, f.type) for f in fields}
-
-
-def _has_string_types(node: Any) -> bool:
-    """Whether the class was written under `from __future__ import annotations`."""
-    return any(isinstance(f.type, str) for f in dataclasses.fields(node))
+    old = getattr(node, name)
+    if rest:
+        value = _replaced(old, rest, key, text, root)
+    elif is_group(old):
+        inner = ", ".join(f"{key}.{name}" for name in field_types(old))
+        raise InputError(f"{key} is a group of keys, not a value; set one of {inner or 'none: it has no keys'}")
+    else:
+        value = parse_value(text, kinds[name], key)
+    try:
+        return dataclasses.replace(node, **{name: value})
+    except Exception as error:  # whatever the class itself has against the value
+        raise InputError(f"{key}={text}: {error}") from error
 
 
 def _unknown_key(key: str, root: Any) -> str:
     keys = list(all_keys(root))
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(key, keys, n=1)
     # A wrong path with a right last word is the commonest slip of all.
     same_word = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
-    guess = (same_word or near)[:1]
-    hint = f"did you mean {guess[0]!r}?" if guess else f"there are: {', '.join(keys)}"
+    guesses = " or ".join(map(repr, same_word or near))
+    hint = f"did you mean {guesses}?" if guesses else f"there are: {', '.join(keys)}"
     return f"no config key {key!r}; {hint}"
-
-
-def all_keys(node: Any, prefix: str = "") -> Iterator[str]:
-    """Every key path of a config."""
-    for name in _field_types(node):
-        child = getattr(node, name)
-        if dataclasses.is_dataclass(child):
-            yield from all_keys(child, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Key paths to plain JSON values; a dataclass other than the root also tells its type."""
-    flat: dict[str, Any] = {}
-    for name in _field_types(node):
-        child = getattr(node, name)
-        if dataclasses.is_dataclass(child):
-            flat[prefix + name] = f"{type(child).__module__}.{type(child).__qualname__}"
-            flat |= flatten(child, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = _plain(child)
-    return flat
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
-def to_json(config: Any) -> str:
-    """The whole config, one key path a line: what config.json holds."""
-    return json.dumps(flatten(config), indent=2) + "\n"
-
-
-def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """One line for each key path that differs: `optimizer.learning_rate: 0.1 -> 0.2`."""
-    keys = dict.fromkeys([*saved, *current])
-    show = lambda flat, key: json.dumps(flat[key]) if key in flat else "(absent)"  # noqa: E731
-    return [
-        f"{key}: {show(saved, key)} -> {show(current, key)}"
-        for key in keys
-        if saved.get(key, ...) != current.get(key, ...)
-    ]

@@ -11,11 +11,11 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, DEVICE, Collective, Reducer, Strategy, backward_order, mesh_size, named_strategy
+from jaxnet.comm import AXES, DEVICE, Collective, Reducer, Strategy, backward_order
 from jaxnet.data import Source
-from jaxnet.errors import InputError
 from jaxnet.models import Model, from_linen
 from jaxnet.training.config import Config
+from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
 from jaxnet.training.loss import LossFn, classification_loss
 from jaxnet.training.optimizer import make_optimizer
 from jaxnet.training.state import TrainState, make_state
@@ -63,14 +63,14 @@ class Experiment:
 
 def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     """Everything but arrays, or an InputError that names the key to change."""
-    check(config, mesh, source)
-    strategy, mode = _strategy(config)
-    if mode == "pmap" and jax.process_count() > 1:
-        raise InputError("mode=pmap runs in one process; use mode=shard_map, which does the same on any number")
+    check_config(config)
+    check_fit(config, mesh, source)
+    strategy, mode = strategy_of(config)
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
     optimizer = make_optimizer(config.optimizer, total_steps)
     model = as_model(config.model)
+    check_model(config, model, source)
     batch_shapes = _batch_shapes(config.batch_size, source.image_shape)
     order = _order(_loss(config, model), model, batch_shapes)
     reducer = scheduled(strategy, order)
@@ -102,15 +102,10 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     )
 
 
-def as_model(model: Any, axes: tuple[str, ...] = ()) -> Model:
+def as_model(model: nn.Module | Model, axes: tuple[str, ...] = ()) -> Model:
     """The config's model; a Linen module with a field `norm_axes` gets the axes that share its BatchNorm."""
     if isinstance(model, Model):
         return model
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"the config's model is a {type(model).__name__}; wanted a Flax Linen module, or a Model such as "
-            "jaxnet.models.from_nnx makes"
-        )
     if axes and "norm_axes" in {field.name for field in dataclasses.fields(model)}:
         model = model.clone(norm_axes=axes)
     return from_linen(model)
@@ -119,21 +114,6 @@ def as_model(model: Any, axes: tuple[str, ...] = ()) -> Model:
 def norm_axes(config: Config) -> tuple[str, ...]:
     """Mesh axes that share BatchNorm's statistics."""
     return {"local": (), "host": (DEVICE,), "global": AXES}[config.batch_norm]
-
-
-def _strategy(config: Config) -> tuple[Strategy, Mode]:
-    try:
-        strategy = named_strategy(config.strategy, config.bucket_bytes)
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    ours: Mode = "jit" if strategy.reducer is None else "shard_map"
-    mode: Mode = ours if config.mode == "auto" else config.mode
-    if (mode == "jit") != (ours == "jit"):
-        raise InputError(
-            f"mode={config.mode} does not go with strategy={config.strategy}: mode=jit goes with strategy=xla "
-            "alone, where XLA reduces the gradients; leave mode=auto"
-        )
-    return strategy, mode
 
 
 def _loss(config: Config, model: Model) -> LossFn:
@@ -156,83 +136,3 @@ def _order(loss_fn: LossFn, model: Model, batch: dict[str, jax.ShapeDtypeStruct]
     params, stats = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
     gradient = jax.grad(loss_fn, has_aux=True)
     return backward_order(lambda *args: gradient(*args)[0], params, stats, batch, keys)
-
-
-def check(config: Config, mesh: Mesh, source: Source) -> None:
-    """Refuse what cannot run, naming the key, what was got and what was wanted."""
-    devices = mesh_size(mesh)
-    share = devices * config.microbatches
-    _require(config.epochs > 0, f"epochs={config.epochs}: wanted a number above 0")
-    _require(config.microbatches >= 1, f"microbatches={config.microbatches}: wanted at least 1")
-    _require(
-        config.batch_size >= 1 and config.batch_size % max(share, 1) == 0,
-        f"batch_size={config.batch_size}: wanted a multiple of {share}, for {devices} devices"
-        + (f" and {config.microbatches} microbatches" if config.microbatches > 1 else "")
-        + f"; nearest: {max(share, round(config.batch_size / share) * share)}",
-    )
-    _require(
-        config.eval_batch_size >= 1 and config.eval_batch_size % devices == 0,
-        f"eval_batch_size={config.eval_batch_size}: wanted a multiple of {devices}, the number of devices",
-    )
-    _require(config.eval_every_epochs > 0, f"eval_every_epochs={config.eval_every_epochs}: wanted above 0")
-    for key, value in (
-        ("log.every_steps", config.log.every_steps),
-        ("checkpoints.every_steps", config.checkpoints.every_steps),
-        ("checkpoints.keep", config.checkpoints.keep),
-    ):
-        _require(value >= 1, f"{key}={value}: wanted at least 1")
-    _check_fractions(config)
-    _check_model(config, source)
-
-
-def _check_fractions(config: Config) -> None:
-    fractions = {
-        "label_smoothing": config.label_smoothing,
-        "average_decay": config.average_decay or 0.0,
-        "optimizer.momentum": config.optimizer.momentum,
-    }
-    for key, value in fractions.items():
-        _require(0 <= value < 1, f"{key}={value}: wanted at least 0 and below 1")
-    _require(
-        config.optimizer.learning_rate > 0,
-        f"optimizer.learning_rate={config.optimizer.learning_rate}: wanted above 0",
-    )
-    _require(
-        config.optimizer.clip_norm is None or config.optimizer.clip_norm > 0,
-        f"optimizer.clip_norm={config.optimizer.clip_norm}: wanted above 0, or none",
-    )
-    _require(
-        config.optimizer.warmup_steps >= 0,
-        f"optimizer.warmup_steps={config.optimizer.warmup_steps}: wanted at least 0",
-    )
-    _require(config.seed >= 0, f"seed={config.seed}: wanted at least 0")
-    _require(
-        config.bucket_bytes is None or config.bucket_bytes >= 1,
-        f"bucket_bytes={config.bucket_bytes}: wanted at least 1, or none",
-    )
-
-
-def _check_model(config: Config, source: Source) -> None:
-    classes = getattr(config.model, "num_classes", source.num_classes)
-    _require(
-        classes >= source.num_classes,
-        f"model.num_classes={classes}: the data set has {source.num_classes} classes",
-    )
-    channels = source.image_shape[-1]
-    for key, values in (("pixels.mean", config.pixels.mean), ("pixels.std", config.pixels.std)):
-        _require(
-            len(values) in (1, channels),
-            f"{key}={values}: wanted 1 number or {channels}, one a channel of the images",
-        )
-    _require(all(s > 0 for s in config.pixels.std), f"pixels.std={config.pixels.std}: wanted above 0")
-    dtype = getattr(config.model, "dtype", "float32")
-    _require(dtype in ("float32", "bfloat16"), f"model.dtype={dtype}: wanted float32 or bfloat16")
-    _require(
-        not (config.strategy == "xla" and config.batch_norm == "host"),
-        "batch_norm=host does not go with strategy=xla, which always normalizes by the global batch",
-    )
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise InputError(message)

@@ -1,10 +1,20 @@
 """What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere."""
 
+import logging
 import sys
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+def show_warnings() -> None:
+    """Warnings of jaxnet become one line of stderr each, `warning: ...`, as errors are."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    logger = logging.getLogger("jaxnet")
+    logger.addHandler(handler)
+    logger.propagate = False  # to the handler that importing Orbax installs, with another format
 
 
 class Display:

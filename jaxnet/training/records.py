@@ -1,7 +1,9 @@
 """What a run leaves behind: config.json, metrics.jsonl, TensorBoard files, summary.json. Process 0 writes."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,31 @@ def make_workdir(workdir: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is either the old one or the new one, whatever happens on the way."""
     scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(text)
-    scratch.replace(path)
+    with _writing(path):
+        scratch.write_text(text)
+        scratch.replace(path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}; mend that, or use another --workdir") from error
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The config that a run has written, as `config_file.flatten` gives it."""
+    try:
+        settings = json.loads(path.read_text())
+        if isinstance(settings, dict):
+            return settings
+        reason = "it holds no keys"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise InputError(
+        f"{path} is damaged: {reason}; --allow-config-change writes it anew and continues with the config given"
+    )
 
 
 class Records:
@@ -32,25 +57,36 @@ class Records:
     """
 
     def __init__(self, workdir: Path, *, tensorboard: bool) -> None:
-        self._file = (workdir / "metrics.jsonl").open("a", buffering=1)
-        self._board = None
-        if tensorboard:
-            from tensorboardX import SummaryWriter  # takes a while to import
-
-            self._board = SummaryWriter(str(workdir / "tensorboard"), flush_secs=10)
+        self._path = workdir / "metrics.jsonl"
+        with _writing(self._path):
+            self._file = self._path.open("a", buffering=1)
+        try:
+            self._board = _board(workdir / "tensorboard") if tensorboard else None
+        except InputError:
+            self._file.close()
+            raise
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """One line: step, split, then `values`; the numbers among them also go to TensorBoard as `split/name`."""
-        self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        with _writing(self._path):
+            self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{split}/{name}", value, step)
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        with _writing(self._path):
+            self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _board(directory: Path) -> Any:
+    from tensorboardX import SummaryWriter  # takes a while to import
+
+    with _writing(directory):
+        return SummaryWriter(str(directory), flush_secs=10)
 
 
 class NoRecords:

@@ -1,5 +1,6 @@
 """Reading a value from the command line as the type that a config field declares."""
 
+import dataclasses
 import math
 import types
 import typing
@@ -25,8 +26,10 @@ def parse_value(text: str, kind: Any, key: str) -> Any:
     """
     try:
         return _parse(text, kind)
-    except (ValueError, TypeError):
+    except ValueError:
         raise InputError(f"{key}={text}: wanted {describe(kind)}, got {text!r}") from None
+    except TypeError:
+        raise InputError(f"{key}={text}: only the config file can set this; edit it, or write another") from None
 
 
 def _parse(text: str, kind: Any) -> Any:
@@ -36,8 +39,8 @@ def _parse(text: str, kind: Any) -> Any:
     if origin is Literal:
         return _parse_choice(text, typing.get_args(kind))
     if origin is tuple:
-        item = typing.get_args(kind)[0]
-        return tuple(_parse(part.strip(), item) for part in text.strip("()[]").split(",") if part.strip())
+        parts = [part.strip() for part in text.strip("()[]").split(",") if part.strip()]
+        return tuple(_parse(part, item) for part, item in zip(parts, _items(kind, len(parts)), strict=True))
     if kind is type(None):
         return _parse_none(text)
     if kind is bool:
@@ -49,13 +52,20 @@ def _parse(text: str, kind: Any) -> Any:
     raise TypeError(kind)
 
 
+def _items(kind: Any, length: int) -> tuple[Any, ...]:
+    """The type of each item of a tuple: `tuple[int, ...]` has any length, `tuple[int, int]` its own."""
+    items = typing.get_args(kind)
+    return items[:1] * length if items[1:] == (...,) else items
+
+
 def _parse_union(text: str, kinds: tuple[Any, ...]) -> Any:
+    failures: list[Exception] = []
     for kind in sorted(kinds, key=lambda kind: kind is str):  # a string takes anything, so it comes last
         try:
             return _parse(text, kind)
-        except ValueError:
-            continue
-    raise ValueError(text)
+        except (ValueError, TypeError) as error:
+            failures.append(error)
+    raise failures[0]
 
 
 def _parse_choice(text: str, choices: tuple[Any, ...]) -> Any:
@@ -83,18 +93,45 @@ def _parse_float(text: str) -> float:
     return value
 
 
+def conforms(value: Any, kind: Any) -> bool:
+    """Whether a value that a Python file gave is of type `kind`; what is not of a known type passes.
+
+    Known are those of `parse_value`, and dataclasses.
+
+    >>> conforms(3, float), conforms(3.0, int), conforms([8, 16], tuple[int, ...])
+    (True, False, False)
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return any(conforms(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin is tuple:
+        items = _items(kind, len(value)) if isinstance(value, tuple) else None
+        return items is not None and len(items) == len(value) and all(map(conforms, value, items))
+    if kind is float:
+        return conforms(value, int) or (isinstance(value, float) and math.isfinite(value))
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind in (bool, str, type(None)) or (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        return isinstance(value, kind)
+    return True
+
+
 def describe(kind: Any) -> str:
     """A type in words.
 
     >>> describe(int | None)
     'an integer or none'
     """
-    origin = typing.get_origin(kind)
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(describe(part) for part in typing.get_args(kind))
+        return " or ".join(describe(part) for part in parts)
     if origin is Literal:
-        return "one of " + ", ".join(str(choice) for choice in typing.get_args(kind))
+        return "one of " + ", ".join(str(choice) for choice in parts)
+    if origin is tuple and parts[1:] == (...,):
+        return f"a comma-separated tuple, each {describe(parts[0])}"
     if origin is tuple:
-        return f"a comma-separated list, each {describe(typing.get_args(kind)[0])}"
+        return f"a comma-separated tuple of {len(parts)}: {', '.join(map(describe, parts))}"
     words = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    return words.get(kind, "a value that only the config file can set: edit it or write another config")
+    return words.get(kind, getattr(kind, "__name__", str(kind)))

@@ -125,3 +125,15 @@ ENTRY %main (p: f32[8]) -> f32[8] {
         ("all-reduce", (("float32", 8),)),
         ("all-gather", (("float32", 8),)),
     ]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_this_jaxlib_knows_the_options(platform):
+    """One options record serves all backends, so a name that has gone is noticed without the hardware."""
+    compiled = jax.jit(lambda x: x + 1, compiler_options=comm.compiler_options(platform))
+    assert compiled(1) == 2
+
+
+def test_an_unknown_option_is_an_error():
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(1)

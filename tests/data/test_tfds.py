@@ -210,7 +210,7 @@ def test_files_that_are_missing_or_cut_short_are_found_at_once(toy, in_memory_by
     path = sorted(Path(toy.data_dir).glob("toy/1.0.0/*array_record*"))[0]
     for damage in (lambda: path.write_bytes(path.read_bytes()[:-100]), path.unlink):
         damage()
-        with pytest.raises(InputError, match=r"is damaged: .* Remove that directory and prepare it again"):
+        with pytest.raises(InputError, match=r"is damaged: .* Remove its directory and prepare it again"):
             dataset.load("train")
 
 
@@ -218,3 +218,16 @@ def test_a_damaged_description_is_refused(toy):
     rewrite(toy, lambda text: text[:40])
     with pytest.raises(InputError, match="TFDS cannot open 'toy'"):
         toy.load("train")
+
+
+def test_a_record_that_is_damaged_is_found_when_it_is_read(tmp_path):
+    noise = np.random.RandomState(2).randint(0, 256, (40, 32, 32, 3)).astype(np.uint8)
+    features = {"image": tfds.features.Image(shape=(32, 32, 3)), "label": LABEL}
+    prepare(tmp_path, features, [{"image": encoded(image), "label": 0} for image in noise])
+    [path] = tmp_path.glob("toy/1.0.0/*array_record*")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    source = TFDS("toy", data_dir=str(tmp_path), in_memory_bytes=0).load("train")
+    with pytest.raises(InputError, match=rf"the data set toy in {tmp_path}/toy/1.0.0 is damaged: .* prepare it again"):
+        list(eval_batches(source, batch_size=8, shard=Shard(0, 1)))

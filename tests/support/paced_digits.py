@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass, replace
 
 from configs import digits
-
 from jaxnet.data import Digits
 from jaxnet.models import CNN
 from jaxnet.training.config import Checkpoints, Log

@@ -74,7 +74,7 @@ def metrics(workdir, split="train"):
 def losses(workdir):
     """The loss of every step, in order."""
     by_step = metrics(workdir)
-    assert list(sorted(by_step)) == list(range(1, STEPS + 1))
+    assert sorted(by_step) == list(range(1, STEPS + 1))
     return np.array([by_step[step]["loss"] for step in range(1, STEPS + 1)])
 
 

@@ -1,0 +1,143 @@
+"""Refuses a config that cannot run, naming the key, what was got and what was wanted."""
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+
+from jaxnet.comm import HOST, Strategy, mesh_size, named_strategy
+from jaxnet.data import Source
+from jaxnet.errors import InputError
+from jaxnet.models import Model
+from jaxnet.training.config import Config
+from jaxnet.training.step import Mode
+
+_MOST_STEPS = 2**31  # the step is an int32
+
+
+class _Rule(NamedTuple):
+    """What the values of some keys must be; a value of None is always allowed."""
+
+    keys: tuple[str, ...]
+    wanted: str
+    holds: Callable[[Any], bool]
+
+
+_RULES = (
+    _Rule(("epochs", "eval_every_epochs", "optimizer.learning_rate"), "a number above 0", lambda value: value > 0),
+    _Rule(("optimizer.clip_norm",), "a number above 0, or none", lambda value: value > 0),
+    _Rule(("batch_size", "eval_batch_size", "microbatches"), "at least 1", lambda value: value >= 1),
+    _Rule(
+        ("log.every_steps", "checkpoints.every_steps", "checkpoints.keep"),
+        "at least 1",
+        lambda value: value >= 1,
+    ),
+    _Rule(("optimizer.warmup_steps", "optimizer.weight_decay"), "at least 0", lambda value: value >= 0),
+    _Rule(
+        ("augmentation.shift", "augmentation.erase", "profile.start", "profile.steps"),
+        "at least 0",
+        lambda value: value >= 0,
+    ),
+    _Rule(("label_smoothing", "optimizer.momentum"), "at least 0 and below 1", lambda value: 0 <= value < 1),
+    _Rule(("average_decay",), "at least 0 and below 1, or none", lambda value: 0 <= value < 1),
+    # Who means megabytes would otherwise get a message for every few parameters, and wait for ever.
+    _Rule(("bucket_bytes",), "at least 1024 (these are bytes), or none", lambda value: value >= 1024),
+    # JAX takes the lower 32 bits of a larger seed without a word.
+    _Rule(("seed",), f"0 to {2**32 - 1}", lambda value: 0 <= value < 2**32),
+    _Rule(("pixels.mean", "pixels.std"), "one number or one a channel", lambda values: len(values) > 0),
+    _Rule(("pixels.std",), "numbers above 0", lambda values: min(values) > 0),
+)
+
+
+def check_config(config: Config) -> None:
+    """Refuse what cannot run on any mesh, with any data."""
+    for rule in _RULES:
+        for key in rule.keys:
+            value = operator.attrgetter(key)(config)
+            if value is not None and not rule.holds(value):
+                raise InputError(f"{key}={value}: wanted {rule.wanted}")
+    if not isinstance(config.model, nn.Module | Model):
+        raise InputError(
+            f"model is {_kind(config.model)}: wanted a Flax Linen module, or a Model such as "
+            "jaxnet.models.from_nnx makes"
+        )
+    if isinstance(config.data, type) or not callable(getattr(config.data, "load", None)):
+        raise InputError(f"data is {_kind(config.data)}: wanted a data set of jaxnet.data, such as Digits()")
+    if axes := getattr(config.model, "norm_axes", ()):
+        raise InputError(f"model.norm_axes={axes}: set batch_norm=local, host or global instead")
+    strategy_of(config)
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def strategy_of(config: Config) -> tuple[Strategy, Mode]:
+    """The strategy and the mode of the step that a config asks for; InputError if they do not go together."""
+    try:
+        strategy = named_strategy(config.strategy, config.bucket_bytes)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    ours: Mode = "jit" if strategy.reducer is None else "shard_map"
+    mode: Mode = ours if config.mode == "auto" else config.mode
+    if (mode == "jit") != (ours == "jit"):
+        raise InputError(
+            f"mode={config.mode} does not go with strategy={config.strategy}: mode=jit goes with strategy=xla "
+            "alone, where XLA reduces the gradients; leave mode=auto"
+        )
+    if ours == "jit" and config.batch_norm == "host":
+        raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")
+    return strategy, mode
+
+
+def check_fit(config: Config, mesh: Mesh, source: Source) -> None:
+    """Refuse what cannot run on this mesh, with this data."""
+    devices = mesh_size(mesh)
+    parts = "" if config.microbatches == 1 else f" and {config.microbatches} microbatches"
+    _check_multiple("batch_size", config.batch_size, devices * config.microbatches, f"{devices} devices{parts}")
+    _check_multiple("eval_batch_size", config.eval_batch_size, devices, f"{devices} devices")
+    if config.mode == "pmap" and (mesh.shape[HOST] > 1 or jax.process_count() > 1):
+        raise InputError(
+            f"mode=pmap runs in one process, on a mesh of one host, but hosts={mesh.shape[HOST]}; "
+            "use mode=shard_map, which does the same on any mesh"
+        )
+    steps = config.epochs * source.num_examples / config.batch_size
+    if steps >= _MOST_STEPS:
+        raise InputError(f"epochs={config.epochs}: makes {steps:.3g} steps; wanted below {_MOST_STEPS}")
+    channels = source.image_shape[-1]
+    for key, values in (("pixels.mean", config.pixels.mean), ("pixels.std", config.pixels.std)):
+        if len(values) not in (1, channels):
+            raise InputError(
+                f"{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
+            )
+
+
+def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
+    if value % share:
+        nearest = max(1, round(value / share)) * share
+        raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
+
+
+def check_model(config: Config, model: Model, source: Source) -> None:
+    """Refuse a model that would train in silence on something else than what is asked for."""
+    images = jax.ShapeDtypeStruct((1, *source.image_shape), "float32")
+    variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), images)
+    evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
+    logits = jax.eval_shape(evaluate, *variables, images)
+    if len(logits.shape) != 2 or logits.shape[1] < source.num_classes:
+        width = (
+            "set model.num_classes=" if hasattr(config.model, "num_classes") else "make the width of its last layer "
+        )
+        raise InputError(
+            f"the model's logits for one image have the shape {logits.shape}, but the data set has "
+            f"{source.num_classes} classes; {width}{source.num_classes}"
+        )
+    shared = config.batch_norm != "local" and strategy_of(config)[1] != "jit"
+    if shared and jax.tree.leaves(variables.stats) and not hasattr(config.model, "norm_axes"):
+        raise InputError(
+            f"batch_norm={config.batch_norm}: the model has no field norm_axes that would tell its BatchNorm; give "
+            "it one, as jaxnet.models.CNN has, or set batch_norm=local"
+        )

@@ -1,0 +1,26 @@
+"""The pages under docs/: their programs run, their links lead somewhere, and design notes stay short."""
+
+import pytest
+
+from support.markdown import blocks, broken_links, check_python, pages
+from support.programs import ROOT
+
+PAGES = pages("docs")
+NOTES = [page for page in pages("docs/design") if not page.endswith("README.md")]
+
+
+@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks(page, "python")], ids=str)
+def test_a_program_runs_as_it_stands(block, tmp_path):
+    check_python(block, tmp_path)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page):
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", NOTES)
+def test_a_design_note_is_one_page_and_listed(page):
+    text = (ROOT / page).read_text()
+    assert text.count("\n") <= 60
+    assert f"]({page.rpartition('/')[2]})" in (ROOT / "docs/design/README.md").read_text()

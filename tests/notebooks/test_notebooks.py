@@ -1,0 +1,64 @@
+"""Every notebook runs from top to bottom in a kernel of its own, as a reader would run it."""
+
+import re
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from support.programs import ROOT, clean_environment
+
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+
+
+def read(name):
+    return nbformat.read(FOLDER / name, as_version=4)
+
+
+def execute(notebook, folder):
+    """Run all cells with `folder` as the working directory; a cell that fails raises CellExecutionError."""
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    # A bare environment: what the notebook needs, it brings along itself.
+    environment = clean_environment()
+    del environment["PYTHONPATH"], environment["PYTHONWARNINGS"]
+    return client.execute(env=environment)
+
+
+def tagged(notebook, tag):
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+
+
+def printed(cell, stream="stdout"):
+    return "".join(output.text for output in cell.outputs if output.get("name") == stream)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_runs_from_its_own_folder_without_a_word_of_complaint(name):
+    notebook = execute(read(name), FOLDER)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    complaints = [line for cell in code for line in printed(cell, "stderr").splitlines()]
+    # Matplotlib says so once on a new machine.
+    assert [line for line in complaints if "building the font cache" not in line] == []
+    for cell in tagged(notebook, "accuracy"):
+        found = re.search(r"test accuracy (\d\.\d+)", printed(cell))
+        assert found
+        assert float(found[1]) >= 0.97
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_finds_its_files_from_the_root_too(name):
+    notebook = read(name)
+    last = nbformat.v4.new_code_cell("import train; assert Path('configs').is_dir()")
+    notebook.cells = [*tagged(notebook, "setup"), last]
+    execute(notebook, ROOT)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_is_kept_without_outputs(name):
+    code = [cell for cell in read(name).cells if cell.cell_type == "code"]
+    assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code)
+
+
+def test_the_first_one_shows_an_accuracy():
+    assert tagged(read("01_first_training.ipynb"), "accuracy")

@@ -1,0 +1,233 @@
+"""What crosses processes in training: one curve on any topology, and resumes that lose nothing."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+
+import numpy as np
+import optax
+import pytest
+
+from jaxnet.data import Digits
+from jaxnet.models import from_linen
+from support.checkpointing import assert_same_bits, flip_a_bit, largest_file
+from support.paced_digits import SAVE_EVERY, STEPS, get_config
+from support.programs import ROOT, launch
+from support.training_runs import (
+    CONFIG,
+    EIGHT,
+    FOUR,
+    ONE,
+    TWO,
+    arrays,
+    await_path,
+    finish,
+    losses,
+    metrics,
+    pid_of,
+    saved_steps,
+    start,
+    summary,
+)
+
+pytestmark = pytest.mark.processes
+
+WAYS = {
+    "8 devices": (EIGHT,),
+    "8 devices as 2 hosts": (EIGHT, "hosts=2"),
+    "2 processes": (TWO,),
+    "4 processes": (FOUR,),
+    "ddp": (EIGHT, "strategy=ddp"),
+    "per_leaf": (EIGHT, "strategy=per_leaf"),
+    "xla": (EIGHT, "strategy=xla"),
+    "xla, 2 processes": (TWO, "strategy=xla"),
+    "pmap": (EIGHT, "mode=pmap"),
+}
+EVERY_WAY = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """`run(place, *overrides)`: the workdir of a run that nothing broke; each is run once."""
+
+    @functools.cache
+    def unbroken(*way):
+        workdir = tmp_path_factory.mktemp("run")
+        finish(workdir, *way)
+        return workdir
+
+    return unbroken
+
+
+@EVERY_WAY
+def test_the_loss_curve_is_the_same_every_way(run, way):
+    got, reference = losses(run(*way)), losses(run(ONE))
+    np.testing.assert_allclose(got[:10], reference[:10], rtol=1e-5)
+    np.testing.assert_allclose(got, reference, rtol=1e-3)
+
+
+@EVERY_WAY
+def test_evaluation_counts_every_example_once_every_way(run, way):
+    """360 examples in global batches of 64, beside all of them in one batch on one device."""
+    workdir = run(*way)
+    state, images = arrays(workdir), Digits().load("test").rows(np.arange(360))
+    model, pixels = from_linen(get_config().model), get_config().pixels
+    logits, _ = model.apply(state["params"], state["stats"], pixels.normalize(images["image"]), train=False, keys=None)
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, images["label"]).mean()
+    right = int((logits.argmax(-1) == images["label"]).sum())
+    got = summary(workdir)
+    assert (got["examples"], got["accuracy"]) == (360, right / 360)
+    assert got["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert got["loss"] == pytest.approx(summary(run(ONE))["loss"], rel=1e-3)
+    assert abs(got["accuracy"] - summary(run(ONE))["accuracy"]) < 1.5 / 360  # one example may stand on the edge
+
+
+@pytest.mark.parametrize("place", [EIGHT, TWO])
+def test_the_same_run_twice_has_the_same_bits(run, tmp_path, place):
+    finish(tmp_path, place)
+    assert_same_bits(arrays(tmp_path), arrays(run(place)))
+    assert losses(tmp_path).tolist() == losses(run(place)).tolist()
+
+
+def assert_as_unbroken(workdir, unbroken):
+    """To the last bit: the final state, the curve, the evaluation."""
+    assert_same_bits(arrays(workdir), arrays(unbroken))
+    assert losses(workdir).tolist() == losses(unbroken).tolist()
+    assert metrics(workdir, "test") == metrics(unbroken, "test")
+    assert summary(workdir)["finished"]
+
+
+def kill_one(workdir, rank, after):
+    """Start, or continue, a run of two processes and kill -9 one of them past the checkpoint at `after`."""
+    with start(workdir, TWO, PACE_SECONDS="0.1") as program:
+        program.wait_for(f"[0] step {after + 2:>6}/{STEPS}")
+        await_path(workdir / f"checkpoints/{after:06d}")
+        os.kill(pid_of(program, rank), signal.SIGKILL)
+        killed = time.monotonic()
+        assert program.finish() == 137
+        assert time.monotonic() - killed < 30
+        assert program.err[-1].startswith(f"launch: rank {rank} was killed by SIGKILL (9) after "), program.err
+        assert program.err[-1].endswith("; ended the other 1"), program.err
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """The workdir of a run of two processes of which rank 1 was killed after step 20."""
+    workdir = tmp_path_factory.mktemp("killed")
+    kill_one(workdir, rank=1, after=SAVE_EVERY)
+    assert saved_steps(workdir) == [SAVE_EVERY]
+    return workdir
+
+
+def copied(workdir, tmp_path):
+    return shutil.copytree(workdir, tmp_path / "copy")
+
+
+def test_killed_twice_and_continued_it_ends_as_unbroken(run, killed, tmp_path):
+    workdir = copied(killed, tmp_path)
+    kill_one(workdir, rank=0, after=2 * SAVE_EVERY)
+    assert saved_steps(workdir) == [SAVE_EVERY, 2 * SAVE_EVERY]
+    program = finish(workdir, TWO)
+    assert f"[0] continuing {workdir} from step {2 * SAVE_EVERY}" in program.out
+    assert_as_unbroken(workdir, run(TWO))
+
+
+@pytest.mark.parametrize("place", [EIGHT, FOUR])
+def test_a_killed_run_continues_on_another_topology(run, killed, tmp_path, place):
+    workdir = copied(killed, tmp_path)
+    program = finish(workdir, place)
+    assert any(line.endswith(f"continuing {workdir} from step {SAVE_EVERY}") for line in program.out)
+    np.testing.assert_allclose(losses(workdir), losses(run(TWO)), rtol=1e-3)
+    got, unbroken = summary(workdir), summary(run(TWO))
+    assert got["loss"] == pytest.approx(unbroken["loss"], rel=1e-3)
+    assert (got["steps"], got["processes"]) == (STEPS, place.processes)
+
+
+def test_stopped_by_signals_and_continued_it_ends_as_unbroken(run, tmp_path):
+    """SIGTERM and SIGINT, to the launcher and to one rank; each time all save the same step and exit with 0."""
+    step = 0
+    for number, rank in [(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGTERM, 1), (signal.SIGINT, 1)]:
+        with start(tmp_path, TWO, PACE_SECONDS="0.2") as program:
+            program.wait_for(f"[0] step {step + 1:>6}/{STEPS}")
+            if step:
+                program.wait_for(f"[0] continuing {tmp_path} from step {step}")
+            os.kill(program.pid if rank is None else pid_of(program, rank), number)
+            assert program.finish() == 0, program.err
+        stopped = summary(tmp_path)
+        assert not stopped["finished"]
+        assert step < stopped["steps"] < STEPS
+        step = stopped["steps"]
+        assert saved_steps(tmp_path)[-1] == step
+        assert any(line.endswith(f"after step {step}; run again to continue") for line in program.out), program.out
+    finish(tmp_path, TWO)
+    assert_as_unbroken(tmp_path, run(TWO))
+
+
+def test_a_flipped_bit_costs_one_checkpoint(run, tmp_path):
+    workdir = copied(run(TWO), tmp_path)
+    victim = largest_file(workdir / f"checkpoints/{STEPS:06d}")
+    flip_a_bit(victim)
+    program = finish(workdir, TWO)
+    (warning,) = program.err
+    assert warning.startswith(f"[0] warning: checkpoint step {STEPS} is damaged: ")
+    assert victim.name in warning
+    assert f"[0] continuing {workdir} from step {2 * SAVE_EVERY}" in program.out
+    assert_as_unbroken(workdir, run(TWO))
+
+
+@pytest.mark.parametrize(
+    ("command", "difference"),
+    [
+        ('exec "$@" seed=$JAX_PROCESS_ID', r"config is '\w+' on rank 0, '\w+' on rank 1"),
+        (
+            'JAX_NUM_CPU_DEVICES=$((JAX_PROCESS_ID + 1)) exec "$@"',
+            "devices per process is '1' on rank 0, '2' on rank 1",
+        ),
+    ],
+)
+def test_ranks_that_differ_all_say_how(tmp_path, command, difference):
+    train = [sys.executable, str(ROOT / "train.py"), "--config", str(CONFIG), "--workdir", str(tmp_path / "run")]
+    with launch("sh", "-c", command, "sh", *train) as program:
+        assert program.finish() == 2
+    assert not program.out
+    first, second = sorted(program.err[:2])
+    assert first.removeprefix("[0] ") == second.removeprefix("[1] ")
+    assert first.startswith("[0] error: the processes differ: ")
+    assert re.search(difference, first)
+    assert program.err[2].startswith("launch: rank ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_leaves_in_its_workdir(tmp_path):
+    """Two processes that write all there is to write."""
+    extra = ("log.tensorboard=true", "log.hlo=true", "profile.start=5", "profile.steps=2", "eval_every_epochs=1")
+    finish(tmp_path, TWO, *extra)
+    names = {path.name for path in tmp_path.iterdir()}
+    expected = {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "hlo", "profile"}
+    assert names == expected
+    assert json.loads((tmp_path / "config.json").read_text())["profile.steps"] == 2
+    assert saved_steps(tmp_path) == [40, 45, 60]  # of 20, 22, 40, 45, 60 the newest three, the best among them
+    assert len(list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))) == 1
+    assert {path.name for path in (tmp_path / "hlo").iterdir()} == {
+        "train_step.stablehlo.txt",
+        "train_step.optimized_hlo.txt",
+    }
+    assert "all-reduce" in (tmp_path / "hlo/train_step.optimized_hlo.txt").read_text()
+    for rank in (0, 1):
+        assert len(list((tmp_path / f"profile/process_{rank}").rglob("*.xplane.pb"))) == 1
+    training = {"loss", "accuracy", "examples_per_second", "step_seconds", "data_wait_seconds"}
+    lines = metrics(tmp_path)
+    assert list(lines) == list(range(1, STEPS + 1))
+    assert all(training < line.keys() for line in lines.values())
+    assert list(metrics(tmp_path, "test")) == [22, 45, STEPS]  # 22.45 steps are an epoch
+    final = summary(tmp_path)
+    assert (final["finished"], final["strategy"], final["processes"]) == (True, "hierarchical", 2)
+    assert final["loss"] > 0
+    assert 0.5 < final["accuracy"] <= 1
+    assert 0 <= final["data_wait_fraction"] < 1
+    assert final["wire_bytes_per_step"] > 0
