@@ -24,7 +24,7 @@ from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.leave import leave
 from jaxnet.cluster.start import start
 from jaxnet.comm import make_mesh, split_by_example, verify
-from jaxnet.data import DevicePrefetch, Shard, eval_batches, train_batches
+from jaxnet.data import DevicePrefetch, Shard, Source, eval_batches, train_batches
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.training.checkpoints import Checkpoints
 from jaxnet.training.config import Config
@@ -32,7 +32,7 @@ from jaxnet.training.config_file import load_config
 from jaxnet.training.config_keys import differences, flatten, to_json
 from jaxnet.training.evaluation import evaluate, make_eval_step
 from jaxnet.training.experiment import Experiment, prepare
-from jaxnet.training.loop import Loop, Outcome
+from jaxnet.training.loop import Evaluate, Loop, Outcome
 from jaxnet.training.plan_report import plan_text, wire_bytes_per_step
 from jaxnet.training.profiling import ProfileWindow, write_programs
 from jaxnet.training.progress import Display, show_warnings
@@ -72,13 +72,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
 
     # ---- Evaluation: every example of the test split, once ------------------------------------------------
-    eval_step = make_eval_step(experiment.model, config.pixels, mesh)
-
-    def test(state: TrainState) -> dict[str, float]:
-        batches = eval_batches(test_source, batch_size=config.eval_batch_size, shard=shard)
-        params = state.params if state.average is None else state.average
-        with DevicePrefetch(batches, split_by_example(mesh)) as placed:
-            return evaluate(eval_step, params, state.stats, placed, mesh)
+    test = make_test(config, experiment, mesh, test_source, shard)
 
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
     if primary:
@@ -103,14 +97,30 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
             display.say(f"stopped by {outcome.signal} after step {outcome.step}; run again to continue")
 
     # ---- Summary ------------------------------------------------------------------------------------------
+    checkpoints.close()
+    path = workdir / "summary.json"
+    if outcome.step == first_step and path.exists():
+        return json.loads(path.read_text())  # there was nothing left to train
     if not outcome.evaluation and outcome.signal is None:
         outcome = outcome._replace(evaluation=test(outcome.state))
-    checkpoints.close()
     summary = summarize(config, experiment, mesh, outcome, first_step)
     summary["seconds"] = time.perf_counter() - started
     if primary:
-        write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_whole(path, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def make_test(config: Config, experiment: Experiment, mesh: Mesh, source: Source, shard: Shard) -> Evaluate:
+    """Loss and accuracy of a state on the whole of `source`."""
+    step = make_eval_step(experiment.model, config.pixels, mesh)
+
+    def test(state: TrainState) -> dict[str, float]:
+        batches = eval_batches(source, batch_size=config.eval_batch_size, shard=shard)
+        params = state.params if state.average is None else state.average
+        with DevicePrefetch(batches, split_by_example(mesh)) as placed:
+            return evaluate(step, params, state.stats, placed, mesh)
+
+    return test
 
 
 def mesh_of(config: Config) -> Mesh:

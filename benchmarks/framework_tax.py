@@ -22,11 +22,10 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from train import train
-
 from jaxnet.training.config import Config
 from jaxnet.training.config_file import load_config
 from jaxnet.training.optimizer import make_optimizer
+from train import train
 
 
 def hand_written(config: Config, steps: int) -> float:
@@ -92,7 +91,8 @@ def main() -> None:
     config = load_config(
         args.config, [f"epochs={epochs}", f"eval_every_epochs={2 * epochs}", "checkpoints.every_steps=1000000"]
     )
-    ours, theirs = [], []
+    ours: list[float] = []
+    theirs: list[float] = []
     for number in range(args.rounds):
         pair = [(theirs, lambda: hand_written(config, args.steps)), (ours, lambda: through_jaxnet(config))]
         for times, run in pair if number % 2 else reversed(pair):

@@ -82,7 +82,7 @@ def plan_text(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
 
 
 def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
-    mesh = " x ".join(f"{size} {axis}" for axis, size in report["mesh"].items())
+    mesh = " x ".join(_counted(size, axis) for axis, size in report["mesh"].items())
     yield (
         f"strategy {report['strategy']} ({report['schedule']} backward), mode {report['mode']}, mesh {mesh}: "
         f"{report['leaves']} leaves, {size_text(report['gradient_bytes'])} of gradients"
@@ -119,8 +119,12 @@ def _check_lines(check: Check) -> Iterator[str]:
 
 def _found_text(kind: str, arrays: Sequence[tuple[str, int]], compute: int) -> str:
     dtype, elements = arrays[0]
-    more = f" and {len(arrays) - 1} arrays more" if len(arrays) > 1 else ""
+    more = f" and {_counted(len(arrays) - 1, 'array')} more" if len(arrays) > 1 else ""
     return f"{kind} {elements:,} {dtype}{more} ({compute})"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size_text(count: int) -> str:

@@ -1,6 +1,5 @@
 """Config files that are wrong in themselves: the message names the file and the line or the key."""
 
-
 import train
 from support.refusals import TINY, every, refused, says
 

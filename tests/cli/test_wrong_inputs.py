@@ -208,7 +208,6 @@ def test_fashion_mnist_that_is_damaged(tmp_path, new_workdir, capsys):
 # Programs as a user starts them, elsewhere than in the repository.
 TRAIN = (str(ROOT / "train.py"), "--config", DIGITS)
 PROGRAMS = {
-    "override": ((*TRAIN, "epochs=0"), {}, "epochs=0.0: wanted a number above 0"),
     "relative config": ((TRAIN[0], "--config", "configs/digits.py"), {}, "config configs/digits.py: no such file"),
     "batch": ((*TRAIN, "batch_size=60"), {"JAX_NUM_CPU_DEVICES": "8"}, "batch_size=60: wanted a multiple of 8"),
     "plan": (("-m", "jaxnet", "plan", "--config", DIGITS, "hosts=many"), {}, "hosts=many: wanted an integer or none"),

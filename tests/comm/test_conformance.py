@@ -152,7 +152,7 @@ def test_state_type_is_kept_and_nothing_recompiles(case):  # L8
 
     specs = (P("host", "device"), P("host", "device"))
     step = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=specs, out_specs=(P(), P("host", "device"))))
-    state = laws.stacked_state(case.reducer, mesh, values)
+    state = jax.device_put(laws.stacked_state(case.reducer, mesh, values), comm.one_per_device(mesh))
     for _ in range(2):
         _, state = step(values, state)
     assert len(traces) == 1

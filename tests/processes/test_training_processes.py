@@ -148,22 +148,30 @@ def test_a_killed_run_continues_on_another_topology(run, killed, tmp_path, place
     assert (got["steps"], got["processes"]) == (STEPS, place.processes)
 
 
+def stop_one(workdir, number, rank, before):
+    """Continue a run from step `before` and send a signal to a rank, or to the launcher; the step of the stop."""
+    with start(workdir, TWO, PACE_SECONDS="0.2") as program:
+        program.wait_for(f"[0] step {before + 1:>6}/{STEPS}")
+        os.kill(program.pid if rank is None else pid_of(program, rank), number)
+        assert program.finish() == 0, program.err
+    stopped = summary(workdir)
+    step = stopped["steps"]
+    assert before < step < STEPS, (program.out, program.err)
+    assert not stopped["finished"]
+    assert saved_steps(workdir)[-1] == step
+    assert (
+        program.out[-2]
+        == f"[0] stopped by {'SIGTERM' if rank else number.name} after step {step}; run again to continue"
+    )
+    assert not before or f"[0] continuing {workdir} from step {before}" in program.out
+    return step
+
+
 def test_stopped_by_signals_and_continued_it_ends_as_unbroken(run, tmp_path):
-    """SIGTERM and SIGINT, to the launcher and to one rank; each time all save the same step and exit with 0."""
+    """Each time all save the same step and exit with 0, whoever got the signal."""
     step = 0
     for number, rank in [(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGTERM, 1), (signal.SIGINT, 1)]:
-        with start(tmp_path, TWO, PACE_SECONDS="0.2") as program:
-            program.wait_for(f"[0] step {step + 1:>6}/{STEPS}")
-            if step:
-                program.wait_for(f"[0] continuing {tmp_path} from step {step}")
-            os.kill(program.pid if rank is None else pid_of(program, rank), number)
-            assert program.finish() == 0, program.err
-        stopped = summary(tmp_path)
-        assert not stopped["finished"]
-        assert step < stopped["steps"] < STEPS
-        step = stopped["steps"]
-        assert saved_steps(tmp_path)[-1] == step
-        assert any(line.endswith(f"after step {step}; run again to continue") for line in program.out), program.out
+        step = stop_one(tmp_path, number, rank, step)
     finish(tmp_path, TWO)
     assert_as_unbroken(tmp_path, run(TWO))
 
