@@ -86,15 +86,13 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     ):
         display.say(to_json(config) if restored is None else f"continuing {workdir} from step {first_step}")
         display.say(plan_text(experiment, mesh, check))
-        if experiment.planned and not check.ok:
+        if not check.ok:
             display.say(f"warning: {check.explain()}")
         if config.log.hlo and primary:
             write_programs(workdir, lowered, compiled)
         profile = ProfileWindow(config.profile, workdir)
         loop = Loop(config, experiment, compiled, test, checkpoints, records, display, profile, settings)
         outcome = loop.run(state, placed, first_step)
-        if outcome.signal:
-            display.say(f"stopped by {outcome.signal} after step {outcome.step}; run again to continue")
 
     # ---- Summary ------------------------------------------------------------------------------------------
     checkpoints.close()

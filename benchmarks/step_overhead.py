@@ -32,7 +32,7 @@ def tiny_model() -> Model:
 
     def init(key: jax.Array, images: jax.Array) -> Variables:
         del key, images
-        params = {f"layer_{i // 3:02}": {} for i in range(PARAMS)}
+        params: dict[str, dict[str, jax.Array]] = {f"layer_{i // 3:02}": {} for i in range(PARAMS)}
         for i in range(PARAMS):
             params[f"layer_{i // 3:02}"][f"leaf_{i % 3}"] = jnp.ones(4)
         return Variables(params, {f"average_{i:03}": jnp.zeros(4) for i in range(STATS)})

@@ -87,6 +87,8 @@ class Loop:
             self._log(self._pace.drain(last=True))
             self.profile.close()
             self.checkpoints.wait()
+            if step < total:
+                self.display.say(f"stopped by {stop.signal_name} after step {step}; run again to continue")
         seconds, waited = self._pace.seconds, self._pace.waited
         return Outcome(state, step, evaluation, stop.signal_name if step < total else None, seconds, waited)
 
