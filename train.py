@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxnet.checkpoints import Checkpoints
 from jaxnet.cli.parser import Parser, given_path
 from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.leave import leave
@@ -26,7 +27,6 @@ from jaxnet.cluster.start import start
 from jaxnet.comm import make_mesh, split_by_example, verify
 from jaxnet.data import DevicePrefetch, Shard, Source, eval_batches, train_batches
 from jaxnet.errors import InputError, exit_cleanly
-from jaxnet.training.checkpoints import Checkpoints
 from jaxnet.training.config import Config
 from jaxnet.training.config_file import load_config
 from jaxnet.training.config_keys import differences, flatten, to_json

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxnet.checkpoints import Checkpoints
 from jaxnet.data import DevicePrefetch
-from jaxnet.training.checkpoints import Checkpoints
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.optimizer import learning_rate

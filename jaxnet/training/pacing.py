@@ -24,7 +24,8 @@ class Pace:
     """Takes the metrics of each step as it is dispatched, and reads them when the device has them.
 
     Reading waits only while more than two steps are in flight, so the device always has work. A line of means
-    comes out for every `every` steps, once the last of them is done: two steps after it was dispatched.
+    comes out for every `every` steps, once the last of them is done: two steps after it was dispatched. Its times
+    are those of the clock since the line before, so a line never waited longer than it lasted.
 
     Attributes:
         seconds: spent on training steps, without pauses, up to the last line.
@@ -33,14 +34,15 @@ class Pace:
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._pending: deque[tuple[int, dict[str, jax.Array], float]] = deque()
+        self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
         self._begin_window(time.perf_counter())
         self.seconds = 0.0
         self.waited = 0.0
 
     def push(self, step: int, metrics: dict[str, jax.Array], waited: float) -> Iterator[Line]:
         """Step number `step` (from 1) was dispatched, after waiting `waited` seconds for its batch."""
-        self._pending.append((step, metrics, waited))
+        self._waited += waited
+        self._pending.append((step, metrics))
         while len(self._pending) > _IN_FLIGHT:
             yield from self._read()
 
@@ -59,11 +61,10 @@ class Pace:
         self._started += time.perf_counter() - stopped
 
     def _read(self) -> Iterator[Line]:
-        self._step, metrics, waited = self._pending.popleft()
+        self._step, metrics = self._pending.popleft()
         for name, value in jax.device_get(metrics).items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value)
         self._steps += 1
-        self._waited += waited
         if self._step % self._every == 0:
             yield self._line()
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.training.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpoints
 
 DTYPES = ["float32", "float16", "bfloat16", "uint8", "int32", "uint32", "float8_e4m3fn"]
 

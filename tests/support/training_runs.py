@@ -11,9 +11,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxnet.training import manifest
-from jaxnet.training.checkpoints import Checkpoints
-from jaxnet.training.leaves import nested
+from jaxnet.checkpoints import Checkpoints, manifest
+from jaxnet.checkpoints.leaves import nested
 from support.paced_digits import STEPS
 from support.programs import PATIENCE, ROOT, Program, launch
 

@@ -19,8 +19,20 @@ def test_each_line_is_the_mean_of_its_steps_and_comes_two_steps_later():
     [line] = pushed(pace, 6, 6)
     assert line.step == 4
     assert line.values["loss"] == 2.5
-    assert line.values["data_wait_seconds"] == 0.5
     assert line.values["step_seconds"] > 0
+
+
+def test_a_line_never_waited_longer_than_it_lasted(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    pace, lines = Pace(every=1), []
+    for step in range(1, 6):
+        clock[0] += 1.0
+        lines += pace.push(step, {"loss": jnp.float32(step)}, waited=0.75)
+    assert [line.values["step_seconds"] for line in lines] == [3.0, 1.0, 1.0]
+    assert [line.values["data_wait_seconds"] for line in lines] == [2.25, 0.75, 0.75]
+    list(pace.drain())
+    assert (pace.seconds, pace.waited) == (5.0, 3.75)
 
 
 def test_draining_reads_what_is_in_flight_and_the_last_line_may_be_short():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxnet.training import manifest
+from jaxnet.checkpoints import manifest
 
 _SAVING = ".saving"
 _DELETING = ".deleting"

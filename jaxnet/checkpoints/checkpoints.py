@@ -25,10 +25,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from jaxnet.checkpoints.consensus import Consensus
+from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
+from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
 from jaxnet.errors import InputError
-from jaxnet.training.agreement import Agreement
-from jaxnet.training.checkpoint_files import Best, CheckpointFiles, Survey
-from jaxnet.training.leaves import described, differences, named_leaves, nested
 
 _log = logging.getLogger("jaxnet")
 
@@ -70,7 +70,7 @@ class Checkpoints:
         self._keep = keep
         self._best = None if best is None else Best(best, best_mode)
         self._files = CheckpointFiles(Path(directory).absolute())
-        self._agreement = Agreement()
+        self._consensus = Consensus()
         self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step whose checkpoint equals the present state
@@ -100,7 +100,7 @@ class Checkpoints:
         arrays = nested({name: leaf for name, leaf in leaves.items() if leaf.size})
         staged = self._files.staging(step, next(self._attempts))
         try:
-            if self._agreement.primary:
+            if self._consensus.primary:
                 self._files.sweep()
                 staged.mkdir()
             self._orbax.save(staged / "state", args=ocp.args.StandardSave(arrays))
@@ -132,7 +132,7 @@ class Checkpoints:
         moves none), and when the leaves differ from those of `like`.
         """
         self.wait()
-        found = Survey(*self._agreement.decided(self._files.survey))
+        found = Survey(*self._consensus.decided(self._files.survey))
         if found.step is None and not found.damaged:
             return None
         what = "; ".join(f"step {step}: {damage}" for step, damage in found.damaged)
@@ -141,7 +141,7 @@ class Checkpoints:
                 f"no checkpoint in {self._files.root} can be used: {what}. Nothing was changed there; to "
                 "start from the beginning, choose another directory or move this one away"
             )
-        if self._agreement.primary:
+        if self._consensus.primary:
             for step, damage in found.damaged:
                 place = self._files.set_aside(step)
                 _log.warning(
@@ -154,7 +154,7 @@ class Checkpoints:
     def restore(self, step: int, like: Any) -> Restored:
         """That step in the shardings of `like`; raises InputError when it is absent, damaged or unlike."""
         self.wait()
-        found = Survey(*self._agreement.decided(lambda: self._files.examine(step)))
+        found = Survey(*self._consensus.decided(lambda: self._files.examine(step)))
         if found.step is None:
             others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
             what = "".join(f"is damaged: {damage}" for _, damage in found.damaged) or "is not there"
@@ -186,10 +186,10 @@ class Checkpoints:
     def _commit(self, staged: Path, step: int, about: dict[str, Any]) -> None:
         self._orbax.wait_until_finished()
         try:
-            if self._agreement.primary:
+            if self._consensus.primary:
                 self._publish(staged, step, about)
         finally:
-            self._agreement.barrier()  # also after a failure, which the primary process alone reports
+            self._consensus.barrier()  # also after a failure, which the primary process alone reports
         self._newest = step
 
     def _publish(self, staged: Path, step: int, about: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ class Checkpoints:
             with tempfile.NamedTemporaryFile(dir=root, prefix=".probe-") as file:
                 file.write(b"probe")
                 file.flush()
-                name = self._agreement.decided(lambda: Path(file.name).name)
+                name = self._consensus.decided(lambda: Path(file.name).name)
                 seen = multihost_utils.process_allgather(np.array((root / name).exists()))
         except OSError as error:
             raise InputError(f"checkpoints cannot be written to {root}: {error.strerror}") from error

@@ -17,16 +17,16 @@ _PATIENCE = 20 * 60
 _created = itertools.count()
 
 
-class Agreement:
+class Consensus:
     """One conversation among all processes, which make the same calls on it in the same order.
 
-    >>> Agreement().decided(lambda: {"step": 200})
+    >>> Consensus().decided(lambda: {"step": 200})
     {'step': 200}
     """
 
     def __init__(self) -> None:
         self.primary = jax.process_index() == 0
-        self._name, self._numbers = f"jaxnet-agreement-{next(_created)}", itertools.count()
+        self._name, self._numbers = f"jaxnet-consensus-{next(_created)}", itertools.count()
 
     def decided(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on process 0, as JSON carries it; called only there, it may take long."""

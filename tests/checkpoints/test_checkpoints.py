@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxnet.checkpoints import Checkpoints
 from jaxnet.errors import InputError
-from jaxnet.training.checkpoints import Checkpoints
 from support.checkpointing import Run, assert_same_bits, host_state, like, mesh_of, on
 
 

@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
+from jaxnet.checkpoints import manifest
 from jaxnet.errors import InputError
-from jaxnet.training import manifest
 from support.checkpointing import Run, assert_same_bits, flip_a_bit, largest_file, on
 
 

@@ -1,0 +1,4 @@
+"""Checkpoints that are either whole or not there: written, sealed with digests, verified, restored on any mesh."""
+
+from jaxnet.checkpoints.checkpoints import Checkpoints as Checkpoints
+from jaxnet.checkpoints.checkpoints import Restored as Restored
