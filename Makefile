@@ -27,7 +27,7 @@ train: install  ## train: make train CONFIG=configs/digits.py ARGS='epochs=5'
 	$(BIN)/python train.py --config $(CONFIG) $(ARGS)
 
 test: install  ## run the whole test suite, or a part: make test TESTS=tests/comm
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) $(TESTS)
 
 lint: install  ## check format, style, types and the direction of imports; change nothing
 	$(BIN)/ruff format --check .

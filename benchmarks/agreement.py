@@ -87,6 +87,7 @@ def compare(config: str, steps: int, overrides: list[str]) -> list[Result]:
         apart = np.abs(curve / reference - 1)
         results.append(Result(str(topology), name, apart[:FIRST].max(), apart.max(), accuracy))
         print(f"{len(results)} of {len(ways) + 1}", end="\r", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     return results
 
 

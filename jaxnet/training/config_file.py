@@ -32,7 +32,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise InputError(f"config {path}: get_config() returned {config!r:.60}, wanted a Config of jaxnet.training")
     for key, value, kind in key_values(config):
         if not conforms(value, kind):
-            raise InputError(f"config {path}: {key} is {value!r}, wanted {describe(kind)}")
+            raise InputError(f"config {path}: {key} is {value!r:.60}, wanted {describe(kind)}")
     for override in overrides:
         config = apply_override(config, override)
     check_config(config)

@@ -13,7 +13,7 @@ def tiny(old, new, imports=""):
 CONFIGS = {
     "nothing": ("", ": there is no function get_config(): wanted one that returns a Config"),
     "not Python": ("epochs: 30\nbatch size: 64\n", ": SyntaxError: invalid syntax (wrong.py, line 2)"),
-    "bytes": ("\0\1\2", ": SyntaxError: "),
+    "bytes": ("\0\1\2", ": ", "null bytes"),
     "an import that fails": ("import jaxnett\n", ", line 1: ModuleNotFoundError: No module named 'jaxnett'"),
     "an exception": ("def get_config():\n    return 1 / 0\n", ", line 2: ZeroDivisionError: division by zero"),
     "an exception of several lines": (
