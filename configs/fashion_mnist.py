@@ -2,6 +2,7 @@
 
 Source: Xiao, Rasul and Vollgraf (2017); the images from TFDS, or from Debian's package dataset-fashion-mnist.
 Command: python train.py --config configs/fashion_mnist.py
+Expected: 93.7 % of the official 10,000 test images (measured with seed 0), in about 12 minutes on 2 cores.
 """
 
 from jaxnet.data import FashionMNIST
