@@ -35,8 +35,7 @@ def loss_gradient(
         (_, result), grads = gradient(params, stats, batch, keys)
         return grads, result
     parts = jax.tree.map(lambda x: _parts(x, microbatches, groups), (batch, keys))
-    first = jax.tree.map(lambda x: x[:-1], parts)
-    last = jax.tree.map(lambda x: x[-1], parts)
+    first, middle, last = (jax.tree.map(lambda x, at=at: x[at], parts) for at in (0, slice(1, -1), -1))
 
     def add(carry: tuple[PyTree, Result], part: tuple[Batch, jax.Array]) -> tuple[tuple[PyTree, Result], None]:
         total, before = carry
@@ -45,10 +44,10 @@ def loss_gradient(
         return (jax.tree.map(jnp.add, total, grads), Result(result.stats, metrics)), None
 
     # Start from the first part rather than from zeros: its values have the types that the loop must carry.
-    (_, result), grads = gradient(params, stats, *jax.tree.map(lambda x: x[0], first))
+    (_, result), grads = gradient(params, stats, *first)
     carry = (grads, result)
     if microbatches > 2:
-        carry, _ = jax.lax.scan(add, carry, jax.tree.map(lambda x: x[1:], first))
+        carry, _ = jax.lax.scan(add, carry, middle)
     (grads, result), _ = add(carry, last)
     mean = lambda tree: jax.tree.map(lambda total: total / microbatches, tree)  # noqa: E731
     return mean(grads), Result(result.stats, mean(result.metrics))

@@ -67,11 +67,14 @@ class Loop:
     profile: ProfileWindow
     settings: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        self._pace = Pace(self.config.log.every_steps)
+        self._rate = learning_rate(self.config.optimizer, self.experiment.total_steps)
+
     def run(self, state: TrainState, batches: DevicePrefetch, step: int) -> Outcome:
         """Train from `step` to the end or to a signal, and save the last state."""
         config, total, evaluation = self.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
-        self._pace = Pace(config.log.every_steps)
         with StopSignal() as stop:
             stopped = step >= total
             while not stopped:
@@ -103,11 +106,10 @@ class Loop:
         return state
 
     def _log(self, lines: Iterator[Line]) -> None:
-        rate = learning_rate(self.config.optimizer, self.experiment.total_steps)
         for step, values in lines:
             values |= {
                 "examples_per_second": self.config.batch_size / values["step_seconds"],
-                "learning_rate": float(rate(step - 1)),
+                "learning_rate": float(self._rate(step - 1)),
                 "epoch": step / self.experiment.steps_per_epoch,
             }
             self.records.write(step, "train", values)
