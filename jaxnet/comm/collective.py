@@ -8,7 +8,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-Kind = Literal["all-reduce", "reduce-scatter", "all-gather"]
+Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,10 @@ class Collective:
         axes: the mesh axes that it spans.
         size: how many devices take part, the product of the axes' sizes.
         elements: elements of the whole message: the array that all-reduce sums, that reduce-scatter
-            takes in, that all-gather gives out.
+            takes in, that all-gather gives out, that all-to-all deals out, that one sender of a permute sends.
         dtype: what travels, by its NumPy name.
+        groups: places along `axes`, counted row by row, that take part together; empty: all of them.
+        pairs: (sender, receiver) of a collective-permute, as places along `axes`.
     """
 
     kind: Kind
@@ -29,6 +31,8 @@ class Collective:
     size: int
     elements: int
     dtype: str
+    groups: tuple[tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -39,11 +43,14 @@ class Collective:
     def wire_bytes(self) -> int:
         """Fewest bytes that each device sends: `2 (n-1)/n S` for all-reduce, `(n-1)/n S` for its halves.
 
-        The bound of Patarasuk and Yuan (2009), reached by rings and by halving-doubling.
+        The bound of Patarasuk and Yuan (2009), reached by rings and by halving-doubling. All-to-all sends
+        `(n-1)/n S` too; a sender of a permute, `S`.
 
         >>> Collective("all-reduce", ("host",), 4, 1000, "float32").wire_bytes
         6000
         """
+        if self.kind == "collective-permute":
+            return self.bytes
         rounds = 2 if self.kind == "all-reduce" else 1
         return math.ceil(rounds * (self.size - 1) * self.bytes / self.size)
 

@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 Groups = frozenset[frozenset[int]]
+Pairs = frozenset[tuple[int, int]]
 
 _DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
@@ -21,6 +22,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 _HEAVY = frozenset({"dot", "convolution", "custom-call"})
@@ -39,6 +41,7 @@ class Found:
             dot, a convolution or a library call.
         name: the instruction's name.
         op_name: the JAX operation that it came from, with its named scopes.
+        pairs: (sender, receiver) of a collective-permute.
     """
 
     kind: str
@@ -47,6 +50,7 @@ class Found:
     compute_before: int
     name: str
     op_name: str
+    pairs: Pairs = frozenset()
 
 
 def collectives_in(hlo: str) -> list[Found]:
@@ -74,10 +78,11 @@ def collectives_in(hlo: str) -> list[Found]:
 def _found(line: str, match: re.Match[str], compute: int) -> Iterator[Found]:
     kind, started = _COLLECTIVE.match(match["op"]).groups()  # type: ignore[union-attr]
     groups = parse_groups(line)
+    pairs = parse_pairs(line)
     size = max((len(group) for group in groups), default=0)
-    if size != 1:
+    if size != 1 and (pairs or kind != "collective-permute"):
         arrays = _arrays(match["shape"], kind, started=bool(started), size=size)
-        yield Found(kind, groups, arrays, compute, match["name"], _op_name(line))
+        yield Found(kind, groups, arrays, compute, match["name"], _op_name(line), pairs)
 
 
 def _op_name(line: str) -> str:
@@ -93,6 +98,9 @@ def _arrays(shape: str, kind: str, *, started: bool, size: int) -> tuple[tuple[s
     if started and kind != "all-reduce":
         # An asynchronous start yields its operands, then its results (all-reduce only the results).
         arrays = arrays[len(arrays) // 2 :]
+    if kind == "all-to-all" and len(arrays) == size:
+        # One operand for each receiver, where the backend has no all-to-all of one array.
+        arrays = [(arrays[0][0], sum(elements for _, elements in arrays))]
     if kind == "reduce-scatter":
         arrays = [(dtype, elements * size) for dtype, elements in arrays]
     return tuple(arrays)
@@ -123,19 +131,50 @@ def parse_groups(line: str) -> Groups:
     return frozenset()
 
 
+def parse_pairs(line: str) -> Pairs:
+    """Senders and receivers of a collective-permute.
+
+    >>> sorted(parse_pairs("source_target_pairs={{0,1},{1,0}}"))
+    [(0, 1), (1, 0)]
+    """
+    match = _PAIRS.search(line)
+    return frozenset((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", match[1])) if match else frozenset()
+
+
 def _ints(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def groups_over(axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> Groups:
+def groups_over(axes: tuple[str, ...], axis_sizes: Mapping[str, int], within: Sequence[Sequence[int]] = ()) -> Groups:
     """The groups that a collective over `axes` makes of a mesh: places that differ only along `axes`.
+
+    With `within`, each of them is cut into groups of its places.
 
     >>> sorted(map(sorted, groups_over(("device",), {"host": 2, "device": 2})))
     [[0, 1], [2, 3]]
+    >>> sorted(map(sorted, groups_over(("device",), {"host": 1, "device": 4}, [[0, 2], [1, 3]])))
+    [[0, 2], [1, 3]]
     """
+    rows = _rows(axes, axis_sizes)
+    within = within or [range(rows.shape[1])]
+    return frozenset(frozenset(row[list(group)].tolist()) for row in rows for group in within)
+
+
+def pairs_over(axes: tuple[str, ...], axis_sizes: Mapping[str, int], pairs: Iterable[tuple[int, int]]) -> Pairs:
+    """Senders and receivers in the whole mesh of a permute along `axes`.
+
+    >>> sorted(pairs_over(("device",), {"host": 2, "device": 2}, [(0, 1)]))
+    [(0, 1), (2, 3)]
+    """
+    rows, pairs = _rows(axes, axis_sizes), list(pairs)
+    return frozenset((int(row[a]), int(row[b])) for row in rows for a, b in pairs)
+
+
+def _rows(axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> np.ndarray:
+    """Places of the mesh [others, along axes]: a row holds those that differ only along `axes`, in their order."""
     names = list(axis_sizes)
     ids = np.arange(math.prod(axis_sizes.values())).reshape([axis_sizes[name] for name in names])
     spanned = [names.index(axis) for axis in axes]
     kept = [dim for dim in range(len(names)) if dim not in spanned]
     width = math.prod(axis_sizes[axis] for axis in axes)
-    return frozenset(frozenset(group) for group in ids.transpose(kept + spanned).reshape(-1, width).tolist())
+    return ids.transpose(kept + spanned).reshape(-1, width)
