@@ -25,7 +25,7 @@ from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.leave import leave
 from jaxnet.cluster.start import start
 from jaxnet.comm import make_mesh, split_by_example, verify
-from jaxnet.data import DevicePrefetch, Shard, Source, eval_batches, train_batches
+from jaxnet.data import Shard, Source, eval_batches, placed, train_batches
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.training.config import Config
 from jaxnet.training.config_file import load_config
@@ -82,7 +82,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     with (
         closing(written) as records,
         Display(experiment.total_steps, first_step, silent=quiet or not primary) as display,
-        DevicePrefetch(batches, split_by_example(mesh)) as placed,
+        closing(placed(batches, split_by_example(mesh))) as on_devices,
     ):
         display.say(to_json(config) if restored is None else f"continuing {workdir} from step {first_step}")
         display.say(plan_text(experiment, mesh, check))
@@ -92,7 +92,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
             write_programs(workdir, lowered, compiled)
         profile = ProfileWindow(config.profile, workdir)
         loop = Loop(config, experiment, compiled, test, checkpoints, records, display, profile, settings)
-        outcome = loop.run(state, placed, first_step)
+        outcome = loop.run(state, on_devices, first_step)
 
     # ---- Summary ------------------------------------------------------------------------------------------
     checkpoints.close()
@@ -115,8 +115,8 @@ def make_test(config: Config, experiment: Experiment, mesh: Mesh, source: Source
     def test(state: TrainState) -> dict[str, float]:
         batches = eval_batches(source, batch_size=config.eval_batch_size, shard=shard)
         params = state.params if state.average is None else state.average
-        with DevicePrefetch(batches, split_by_example(mesh)) as placed:
-            return evaluate(step, params, state.stats, placed, mesh)
+        with closing(placed(batches, split_by_example(mesh))) as on_devices:
+            return evaluate(step, params, state.stats, on_devices, mesh)
 
     return test
 

@@ -2,7 +2,7 @@
 
     source = FashionMNIST().load("train")
     batches = train_batches(source, batch_size=256, seed=0, shard=Shard(0, 1), start_step=0)
-    with DevicePrefetch(batches, sharding) as on_devices: ...
+    for batch in placed(batches, sharding): ...
 
 A batch is a function of (seed, step) alone, so any number of processes sees the same global batches, and
 the step is the whole state of the data.
@@ -16,8 +16,8 @@ from jaxnet.data.digits import Digits as Digits
 from jaxnet.data.fashion_mnist import FashionMNIST as FashionMNIST
 from jaxnet.data.order import example_ids as example_ids
 from jaxnet.data.order import permutation as permutation
-from jaxnet.data.prefetch import DeviceBatch as DeviceBatch
-from jaxnet.data.prefetch import DevicePrefetch as DevicePrefetch
+from jaxnet.data.placement import DeviceBatch as DeviceBatch
+from jaxnet.data.placement import placed as placed
 from jaxnet.data.source import ArraySource as ArraySource
 from jaxnet.data.source import Dataset as Dataset
 from jaxnet.data.source import RecordSource as RecordSource

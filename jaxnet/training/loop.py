@@ -1,5 +1,6 @@
 """The loop: batch, step, log, evaluate, save, stop on a signal."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnet.checkpoints import Checkpoints
-from jaxnet.data import DevicePrefetch
+from jaxnet.data import DeviceBatch
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.optimizer import learning_rate
@@ -30,7 +31,7 @@ class Outcome(NamedTuple):
         evaluation: the last; empty if there was none.
         signal: name of the signal that stopped it, or None.
         seconds: spent on training steps.
-        waited: part of them in which the host waited for a batch.
+        waited: part of them in which a batch was made and the devices had nothing to do when it came.
     """
 
     state: TrainState
@@ -71,7 +72,7 @@ class Loop:
         self._pace = Pace(self.config.log.every_steps)
         self._rate = learning_rate(self.config.optimizer, self.experiment.total_steps)
 
-    def run(self, state: TrainState, batches: DevicePrefetch, step: int) -> Outcome:
+    def run(self, state: TrainState, batches: Iterator[DeviceBatch], step: int) -> Outcome:
         """Train from `step` to the end or to a signal, and save the last state."""
         config, total, evaluation = self.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
@@ -95,12 +96,13 @@ class Loop:
         seconds, waited = self._pace.seconds, self._pace.waited
         return Outcome(state, step, evaluation, stop.signal_name if step < total else None, seconds, waited)
 
-    def _one(self, state: TrainState, batches: DevicePrefetch, step: int) -> TrainState:
+    def _one(self, state: TrainState, batches: Iterator[DeviceBatch], step: int) -> TrainState:
         self.profile.before(step)
-        before = batches.wait_seconds
+        asked = time.perf_counter()
         batch = next(batches)
+        waited = time.perf_counter() - asked if self._pace.is_idle() else 0.0
         state, metrics = self.step(state, batch)
-        self._log(self._pace.push(step + 1, metrics, batches.wait_seconds - before))
+        self._log(self._pace.push(step + 1, metrics, waited))
         self.profile.after(step, state)
         self.display.advance(step + 1)
         return state

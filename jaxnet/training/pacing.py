@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -29,7 +29,7 @@ class Pace:
 
     Attributes:
         seconds: spent on training steps, without pauses, up to the last line.
-        waited: part of them in which the host waited for a batch.
+        waited: part of them in which a batch was made and the devices had nothing to do when it came.
     """
 
     def __init__(self, every: int) -> None:
@@ -40,17 +40,23 @@ class Pace:
         self.waited = 0.0
 
     def push(self, step: int, metrics: dict[str, jax.Array], waited: float) -> Iterator[Line]:
-        """Step number `step` (from 1) was dispatched, after waiting `waited` seconds for its batch."""
+        """Step number `step` (from 1) was dispatched; the devices waited `waited` seconds for its batch."""
         self._waited += waited
         self._pending.append((step, metrics))
         while len(self._pending) > _IN_FLIGHT:
-            yield from self._read()
+            yield from self._finish()
+
+    def is_idle(self) -> bool:
+        """Whether the devices have done all steps that were dispatched."""
+        # is_ready is a method of JAX's arrays that the type of jax.Array does not declare.
+        arrays: list[Any] = list(self._pending[-1][1].values()) if self._pending else []
+        return all(array.is_ready() for array in arrays)
 
     def drain(self, *, last: bool = False) -> Iterator[Line]:
         """Wait until all dispatched steps are done; the `last` line may hold fewer steps."""
         while self._pending:
-            yield from self._read()
-        if last and self._steps:
+            yield from self._finish()
+        if last and self._done:
             yield self._line()
 
     @contextlib.contextmanager
@@ -60,24 +66,23 @@ class Pace:
         yield
         self._started += time.perf_counter() - stopped
 
-    def _read(self) -> Iterator[Line]:
+    def _finish(self) -> Iterator[Line]:
         self._step, metrics = self._pending.popleft()
-        for name, value in jax.device_get(metrics).items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value)
-        self._steps += 1
+        self._done.append(jax.block_until_ready(metrics))
         if self._step % self._every == 0:
             yield self._line()
 
     def _line(self) -> Line:
-        now, steps = time.perf_counter(), self._steps
+        now, steps = time.perf_counter(), len(self._done)
         seconds = now - self._started
         self.seconds += seconds
         self.waited += self._waited
-        values = {name: total / steps for name, total in self._sums.items()}
+        done = jax.device_get(self._done)
+        values = {name: sum(float(metrics[name]) for metrics in done) / steps for name in done[0]}
         values |= {"step_seconds": seconds / steps, "data_wait_seconds": self._waited / steps}
         self._begin_window(now)
         return Line(self._step, values)
 
     def _begin_window(self, now: float) -> None:
-        self._sums: dict[str, float] = {}
-        self._steps, self._waited, self._started = 0, 0.0, now
+        self._done: list[dict[str, jax.Array]] = []
+        self._waited, self._started = 0.0, now

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.data import ArraySource, DevicePrefetch, Shard, eval_batches
+from jaxnet.data import ArraySource, Shard, eval_batches, placed
 from jaxnet.models import CNN, from_linen
 from jaxnet.training.evaluation import evaluate, make_eval_step
 from jaxnet.training.loss import Pixels
@@ -34,8 +34,8 @@ def test_equals_the_plain_loop(shape, batch_size):
     params, stats, loss, accuracy = plain()
     params, stats = jax.device_put((params, stats), comm.replicated(mesh))
     batches = eval_batches(SOURCE, batch_size=batch_size, shard=Shard(0, 1))
-    with DevicePrefetch(batches, comm.split_by_example(mesh)) as placed:
-        result = evaluate(make_eval_step(MODEL, PIXELS, mesh), params, stats, placed, mesh)
+    on_devices = placed(batches, comm.split_by_example(mesh))
+    result = evaluate(make_eval_step(MODEL, PIXELS, mesh), params, stats, on_devices, mesh)
     assert result["examples"] == 37
     assert result["accuracy"] == accuracy
     np.testing.assert_allclose(result["loss"], loss, rtol=1e-5)

@@ -59,6 +59,28 @@ def test_a_pause_is_not_training_time(monkeypatch):
     assert pace.seconds == 3.0
 
 
+class Metric:
+    """A metric whose step is done when the test says so."""
+
+    def __init__(self):
+        self.ready = False
+
+    def is_ready(self):
+        return self.ready
+
+    def block_until_ready(self):
+        return self
+
+
+def test_the_devices_are_idle_when_the_last_step_dispatched_is_done():
+    pace, metric = Pace(every=4), Metric()
+    assert pace.is_idle()
+    list(pace.push(1, {"loss": metric}, waited=0.0))
+    assert not pace.is_idle()
+    metric.ready = True
+    assert pace.is_idle()
+
+
 @pytest.mark.parametrize(("every", "total"), [(112.27, 674), (1.0, 10), (2.5, 20), (22.4, 449)])
 def test_evaluations_fall_on_the_steps_nearest_to_whole_multiples(every, total):
     due = [step for step in range(1, total + 1) if _is_due(step, every)]
