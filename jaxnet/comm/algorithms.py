@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.collective import Collective, Kind, axes_size
-from jaxnet.comm.reducer import AxisSizes, Plan, PyTree, Reducer, stateless
+from jaxnet.comm.factor import Axis, digit_of, groups_of
+from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
 from jaxnet.comm.vma import require_varying
 
 
@@ -29,36 +30,45 @@ def all_reduce(*axes: str) -> Reducer:
     return stateless(reduce, plan)
 
 
-def scattered(axis: str, inner: Reducer) -> Reducer:
+def scattered(axis: Axis, inner: Reducer) -> Reducer:
     """Reduce-scatter over `axis`, `inner` on the part of each device, all-gather over `axis`.
 
     Law: `scattered("device", all_reduce("host"))` equals `all_reduce("host", "device")`. With c devices a
     host and h hosts each device sends `2 (c-1)/c S` inside the host and only `2 (h-1)/h S/c` across.
-    Nested once per level it is BlueConnect (Cho et al., MLSys 2019); with two levels also NCCL's and
-    Horovod's hierarchical all-reduce.
+    Nested once per level it is BlueConnect (Cho et al., MLSys 2019), for levels inside an axis with `factored`;
+    with two levels also NCCL's and Horovod's hierarchical all-reduce.
 
     The message must have a multiple of `size(axis)` elements, which `bucketed` sees to.
     """
 
+    def part_of(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> jax.ShapeDtypeStruct:
+        return part_spec(spec, f"scattered({axis!r})", digit_of(axis, axis_sizes).size)
+
     def init_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> PyTree:
-        return inner.init(_part(spec, axis, axis_sizes[axis]), axis_sizes)
+        return inner.init(part_of(spec, axis_sizes), axis_sizes)
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
-        require_varying(message, (axis,), "the message")
-        _part(message, axis, lax.axis_size(axis))
-        part = lax.psum_scatter(message, axis, tiled=True)
+        name, groups = digit_of(axis, BOUND_AXES).axis, groups_of(axis, BOUND_AXES)
+        require_varying(message, (name,), "the message")
+        part_of(message, BOUND_AXES)
+        part = lax.psum_scatter(message, name, axis_index_groups=groups or None, tiled=True)
         part, state = inner.reduce(part, state)
+        if groups:
+            # Along groups of an axis there is no type for what is the same: `factored` says it of the whole axis.
+            return lax.all_gather(part, name, axis_index_groups=groups, tiled=True), state
         # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
-        return lax.all_gather(part, axis, tiled=True, to="invarying"), state
+        return lax.all_gather(part, name, tiled=True, to="invarying"), state
 
     def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
-        within = inner.plan(_part(spec, axis, axis_sizes[axis]), axis_sizes)
-        collectives = (
-            *_collectives("reduce-scatter", (axis,), spec, axis_sizes),
-            *within.collectives,
-            *_collectives("all-gather", (axis,), spec, axis_sizes),
-        )
-        return Plan(collectives, axis_sizes[axis] * within.multiple)
+        (name, size, _), groups = digit_of(axis, axis_sizes), groups_of(axis, axis_sizes)
+        within = inner.plan(part_of(spec, axis_sizes), axis_sizes)
+
+        def half(kind: Kind) -> tuple[Collective, ...]:
+            whole = Collective(kind, (name,), size, math.prod(spec.shape), jnp.dtype(spec.dtype).name, groups)
+            return (whole,) if size > 1 else ()
+
+        collectives = (*half("reduce-scatter"), *within.collectives, *half("all-gather"))
+        return Plan(collectives, size * within.multiple)
 
     return Reducer(init_fn, reduce_fn, plan_fn)
 
@@ -86,10 +96,11 @@ def cast(dtype: str, inner: Reducer) -> Reducer:
     )
 
 
-def _part(spec: jax.ShapeDtypeStruct | jax.Array, axis: str, size: int) -> jax.ShapeDtypeStruct:
+def part_spec(spec: jax.ShapeDtypeStruct | jax.Array, reducer: str, size: int) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the part of one of `size` devices; ValueError, which names the reducer, if there is none."""
     if len(spec.shape) != 1 or spec.shape[0] % size:
         raise ValueError(
-            f"scattered({axis!r}) takes a message of one dim whose length divides by {size}, the size of the axis; "
+            f"{reducer} takes a message of one dim whose length divides by {size}, the size of the axis; "
             f"got shape {tuple(spec.shape)}. Wrap it in bucketed(...), which flattens and pads."
         )
     return jax.ShapeDtypeStruct((spec.shape[0] // size,), spec.dtype)

@@ -1,12 +1,14 @@
 """Tree reducers: a pytree of gradients as a few messages, in an order and at a time of our choice."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.buckets import BucketPlan, plan_buckets
+from jaxnet.comm.buckets import BucketPlan, Leaf, plan_buckets, plan_groups
+from jaxnet.comm.merge import Groups
 from jaxnet.comm.packing import pack, unpack
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying
@@ -18,12 +20,18 @@ def bucketed(
     *,
     first_bucket_bytes: int | None = None,
     split: bool = True,
+    in_flight: int | None = None,
 ) -> Reducer:
-    """Sum a pytree as buckets, each with `inner`. Arguments as for `plan_buckets`.
+    """Sum a pytree as buckets, each with `inner`. Arguments as for `plan_buckets`, and `in_flight`.
 
     Law: for any `bucket_bytes` the result is that of `inner` on each leaf, up to the order of summation.
     Each bucket depends on its own leaves alone, so it can travel as soon as backward has produced them
     (PyTorch DDP, Li et al., VLDB 2020; Horovod's tensor fusion, Sergeev and Del Balso, 2018).
+
+    Args:
+        in_flight: a bucket starts only when the one that many places before it has been summed, which bounds how
+            many travel at once and gives all devices the same partial order (Caffe2: 4, later 16); None: no bound.
+            XLA:CPU runs the collectives of a program one at a time anyway, and 1 puts most of them last.
 
     >>> from jaxnet.comm import MiB, all_reduce, scattered
     >>> reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
@@ -35,20 +43,59 @@ def bucketed(
     312
     """
 
-    def layout(leaves: Sequence[jax.ShapeDtypeStruct | jax.Array], axis_sizes: AxisSizes) -> BucketPlan:
-        multiple = inner.plan(jax.ShapeDtypeStruct((0,), jnp.float32), axis_sizes).multiple
+    def layout(leaves: Sequence[Leaf], multiple: int) -> BucketPlan:
         return plan_buckets(leaves, bucket_bytes, first_bucket_bytes=first_bucket_bytes, split=split, multiple=multiple)
 
+    return _laid_out(inner, layout, in_flight)
+
+
+def grouped(inner: Reducer, choose: Callable[[Sequence[int]], Groups]) -> Reducer:
+    """Sum a pytree as the groups of whole leaves that `choose` makes of the leaves' sizes in bytes.
+
+    Law: as `bucketed`.
+
+    Args:
+        choose: gives each message's leaves by their places, in the order in which messages are issued; see
+            `merge_by_cost`. A group of two dtypes becomes two messages.
+
+    >>> from jaxnet.comm import all_reduce
+    >>> reducer = grouped(all_reduce("host"), lambda sizes: [[0, 1], [2]])
+    >>> shapes = [jax.ShapeDtypeStruct((size,), "float32") for size in (10, 20, 40)]
+    >>> [collective.elements for collective in reducer.plan(shapes, {"host": 2}).collectives]
+    [30, 40]
+    """
+
+    def layout(leaves: Sequence[Leaf], multiple: int) -> BucketPlan:
+        sizes = [math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves]
+        return plan_groups(leaves, choose(sizes), multiple=multiple)
+
+    return _laid_out(inner, layout)
+
+
+def _laid_out(
+    inner: Reducer, layout: Callable[[Sequence[Leaf], int], BucketPlan], in_flight: int | None = None
+) -> Reducer:
+    """The tree reducer of `layout(leaves, multiple)`."""
+    if in_flight is not None and in_flight < 1:
+        raise ValueError(f"in_flight must be at least 1, got {in_flight}")
+
+    def lay_out(leaves: Sequence[Leaf], axis_sizes: AxisSizes) -> BucketPlan:
+        multiple = inner.plan(jax.ShapeDtypeStruct((0,), jnp.float32), axis_sizes).multiple
+        return layout(leaves, multiple)
+
     def init_fn(shapes: PyTree, axis_sizes: AxisSizes) -> PyTree:
-        buckets = layout(jax.tree.leaves(shapes), axis_sizes).buckets
+        buckets = lay_out(jax.tree.leaves(shapes), axis_sizes).buckets
         return tuple(inner.init(bucket.spec, axis_sizes) for bucket in buckets)
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         leaves, tree = jax.tree.flatten(grads)
-        buckets = layout(leaves, BOUND_AXES)
+        buckets = lay_out(leaves, BOUND_AXES)
         _guard(grads, plan_fn(leaves, BOUND_AXES))
-        sums, states = [], []
+        sums: list[jax.Array] = []
+        states = []
         for index, message in enumerate(pack(buckets, leaves)):
+            if in_flight is not None and index >= in_flight:
+                message, _ = lax.optimization_barrier((message, sums[index - in_flight]))
             with jax.named_scope(f"bucket_{index}"):
                 total, after = inner.reduce(message, state[index])
             sums.append(total)
@@ -56,7 +103,7 @@ def bucketed(
         return jax.tree.unflatten(tree, unpack(buckets, sums)), tuple(states)
 
     def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
-        buckets = layout(jax.tree.leaves(shapes), axis_sizes)
+        buckets = lay_out(jax.tree.leaves(shapes), axis_sizes)
         plans = [inner.plan(bucket.spec, axis_sizes) for bucket in buckets.buckets]
         return Plan(tuple(c for plan in plans for c in plan.collectives), buckets=buckets)
 

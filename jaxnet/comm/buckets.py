@@ -1,11 +1,14 @@
 """Bucket plans: which elements of which leaves travel together. Plain Python ints, made outside tracing."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+
+Leaf = jax.ShapeDtypeStruct | jax.Array  # anything with `shape` and `dtype`
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class BucketPlan:
 
 
 def plan_buckets(
-    leaves: Sequence[jax.ShapeDtypeStruct | jax.Array],
+    leaves: Sequence[Leaf],
     bucket_bytes: int | None,
     *,
     first_bucket_bytes: int | None = None,
@@ -84,8 +87,7 @@ def plan_buckets(
     """
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-    dtypes = tuple(jnp.dtype(leaf.dtype).name for leaf in leaves)
-    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    dtypes, sizes = _dtypes(leaves), _sizes(leaves)
     groups: list[tuple[str, list[Piece]]] = []
     for dtype in dict.fromkeys(dtypes):
         same = [(index, sizes[index]) for index, name in enumerate(dtypes) if name == dtype]
@@ -94,8 +96,43 @@ def plan_buckets(
         groups.extend((dtype, pieces) for pieces in fill)
     # Buckets are issued when their last leaf is ready; with one dtype this is the order of filling.
     groups.sort(key=lambda group: max(piece.leaf for piece in group[1]))
-    buckets = tuple(_bucket(dtype, pieces, multiple) for dtype, pieces in groups)
-    return BucketPlan(tuple(tuple(leaf.shape) for leaf in leaves), dtypes, buckets)
+    return _plan(leaves, groups, multiple)
+
+
+def plan_groups(leaves: Sequence[Leaf], groups: Sequence[Sequence[int]], *, multiple: int = 1) -> BucketPlan:
+    """Whole leaves in the groups given, a bucket for each dtype of a group, in the order of the groups.
+
+    Args:
+        leaves: anything with `shape` and `dtype`.
+        groups: places of leaves; each leaf in one group.
+        multiple: each bucket is padded to a multiple of this many elements.
+
+    >>> leaves = [jax.ShapeDtypeStruct((size,), "float32") for size in (6, 2, 4)]
+    >>> [bucket.size for bucket in plan_groups(leaves, [[0], [1, 2]]).buckets]
+    [6, 6]
+    """
+    if sorted(leaf for group in groups for leaf in group) != list(range(len(leaves))):
+        raise ValueError(f"groups must hold each of the {len(leaves)} leaves once, got {groups}")
+    dtypes, sizes = _dtypes(leaves), _sizes(leaves)
+    filled: list[tuple[str, list[Piece]]] = []
+    for group in groups:
+        for dtype in dict.fromkeys(dtypes[leaf] for leaf in group):
+            same = [(leaf, sizes[leaf]) for leaf in group if dtypes[leaf] == dtype]
+            filled.extend((dtype, pieces) for pieces in _fill_whole(same, itertools.repeat(None)))
+    return _plan(leaves, filled, multiple)
+
+
+def _dtypes(leaves: Sequence[Leaf]) -> tuple[str, ...]:
+    return tuple(jnp.dtype(leaf.dtype).name for leaf in leaves)
+
+
+def _sizes(leaves: Sequence[Leaf]) -> list[int]:
+    return [math.prod(leaf.shape) for leaf in leaves]
+
+
+def _plan(leaves: Sequence[Leaf], groups: Sequence[tuple[str, list[Piece]]], multiple: int) -> BucketPlan:
+    shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+    return BucketPlan(shapes, _dtypes(leaves), tuple(_bucket(dtype, pieces, multiple) for dtype, pieces in groups))
 
 
 def _bucket(dtype: str, pieces: list[Piece], multiple: int) -> Bucket:

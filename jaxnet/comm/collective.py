@@ -9,6 +9,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
+Transport = Literal["xla", "mpi"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Collective:
         dtype: what travels, by its NumPy name.
         groups: places along `axes`, counted row by row, that take part together; empty: all of them.
         pairs: (sender, receiver) of a collective-permute, as places along `axes`.
+        transport: who carries it: XLA's collectives, or calls of an MPI library, whose ranks are then the places.
     """
 
     kind: Kind
@@ -33,6 +35,7 @@ class Collective:
     dtype: str
     groups: tuple[tuple[int, ...], ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
+    transport: Transport = "xla"
 
     @property
     def bytes(self) -> int:

@@ -25,6 +25,9 @@ _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TARGET = re.compile(r'custom_call_target="(\w+)"')
+_MPI_CALLS = {"mpi_allreduce_ffi": "all-reduce", "mpi_sendrecv_ffi": "collective-permute"}
 _HEAVY = frozenset({"dot", "convolution", "custom-call"})
 
 
@@ -42,6 +45,7 @@ class Found:
         name: the instruction's name.
         op_name: the JAX operation that it came from, with its named scopes.
         pairs: (sender, receiver) of a collective-permute.
+        transport: 'xla', or 'mpi' for a call of the MPI library, which names no groups.
     """
 
     kind: str
@@ -51,16 +55,19 @@ class Found:
     name: str
     op_name: str
     pairs: Pairs = frozenset()
+    transport: str = "xla"
 
 
 def collectives_in(hlo: str) -> list[Found]:
     """The collectives of a compiled program (`jax.jit(f).lower(...).compile().as_text()`), in schedule order.
 
     Sizes count the whole message, as `Collective.elements` does. Collectives over groups of one device
-    move nothing and are left out.
+    move nothing and are left out. MPI calls of which each device makes its own, in a branch of a conditional, count
+    once.
     """
     found: list[Found] = []
     compute, heavy, computation = 0, set[str](), ""
+    other_devices = {name.lstrip("%") for names in _BRANCHES.findall(hlo) for name in names.split(", ")[1:]}
     for line in hlo.splitlines():
         # Computations stand before those that call them, the entry last.
         if header := _COMPUTATION.match(line):
@@ -68,6 +75,10 @@ def collectives_in(hlo: str) -> list[Found]:
         elif match := _INSTRUCTION.match(line):
             if _COLLECTIVE.match(match["op"]):
                 found.extend(_found(line, match, compute))
+                compute = 0
+            elif kind := _mpi_call(line):
+                if computation not in other_devices:
+                    found.append(_found_call(line, match, kind, compute))
                 compute = 0
             elif match["op"] in _HEAVY or heavy.intersection(_CALLED.findall(line)):
                 heavy.add(computation)
@@ -83,6 +94,16 @@ def _found(line: str, match: re.Match[str], compute: int) -> Iterator[Found]:
     if size != 1 and (pairs or kind != "collective-permute"):
         arrays = _arrays(match["shape"], kind, started=bool(started), size=size)
         yield Found(kind, groups, arrays, compute, match["name"], _op_name(line), pairs)
+
+
+def _mpi_call(line: str) -> str | None:
+    target = _TARGET.search(line)
+    return _MPI_CALLS.get(target[1]) if target else None
+
+
+def _found_call(line: str, match: re.Match[str], kind: str, compute: int) -> Found:
+    arrays = tuple(array for array in _arrays(match["shape"], "", started=False, size=0) if array[0] != "token")
+    return Found(kind, frozenset(), arrays, compute, match["name"], _op_name(line), transport="mpi")
 
 
 def _op_name(line: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxnet.comm.collective import Collective
 from jaxnet.comm.hlo import Found, Groups, Pairs, collectives_in, groups_over, pairs_over
 
-_Key = tuple[str, Groups | Pairs, str, int]
+_Key = tuple[str, str, Groups | Pairs, str, int]
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,19 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
 
 
 def _planned_key(collective: Collective, axis_sizes: Mapping[str, int]) -> _Key:
+    if collective.transport == "mpi":
+        # The program of one rank names no other but its own partners.
+        return "mpi", collective.kind, frozenset(), collective.dtype, collective.elements
     members: Groups | Pairs = groups_over(collective.axes, axis_sizes, collective.groups)
     if collective.kind == "collective-permute":
         members = pairs_over(collective.axes, axis_sizes, collective.pairs)
-    return collective.kind, members, collective.dtype, collective.elements
+    return "xla", collective.kind, members, collective.dtype, collective.elements
 
 
 def _found_key(found: Found, everyone: Groups) -> _Key | None:
     if len(found.arrays) != 1:
         return None
     [(dtype, elements)] = found.arrays
-    return found.kind, found.pairs or found.groups or everyone, dtype, elements
+    if found.transport == "mpi":
+        return "mpi", found.kind, frozenset(), dtype, elements
+    return "xla", found.kind, found.pairs or found.groups or everyone, dtype, elements

@@ -1,0 +1,140 @@
+"""Groups within an axis: one axis seen as several, where the devices of one mesh axis have levels of their own."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxnet.comm.collective import Collective
+from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
+from jaxnet.comm.vma import require_varying, same_along
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One of the axes that `factored` makes of a mesh axis; stands wherever an algorithm takes an axis.
+
+    Attributes:
+        axis: the mesh axis.
+        most: the sizes asked for, the innermost first; the last factor has what remains.
+        index: which of them this is.
+    """
+
+    axis: str
+    most: tuple[int, ...]
+    index: int
+
+
+Axis = str | Factor
+
+
+class Digit(NamedTuple):
+    """A place along `axis`, written with several digits, has this one: `place // stride % size`."""
+
+    axis: str
+    size: int
+    stride: int
+
+
+def digit_of(axis: Axis, axis_sizes: AxisSizes) -> Digit:
+    """Where the devices of an axis, or of a factor of one, stand along the mesh axis.
+
+    >>> digit_of(Factor("device", (2,), 1), {"device": 8})
+    Digit(axis='device', size=4, stride=2)
+    """
+    if isinstance(axis, str):
+        return Digit(axis, axis_sizes[axis], 1)
+    sizes = _sizes(axis_sizes[axis.axis], axis.most)
+    return Digit(axis.axis, sizes[axis.index], math.prod(sizes[: axis.index]))
+
+
+def _sizes(size: int, most: Sequence[int]) -> list[int]:
+    sizes = []
+    for limit in most:
+        divisor = max(n for n in range(1, min(limit, size) + 1) if size % n == 0)
+        sizes.append(divisor)
+        size //= divisor
+    return [*sizes, size]
+
+
+def groups_of(axis: Axis, axis_sizes: AxisSizes) -> tuple[tuple[int, ...], ...]:
+    """Places along the mesh axis that take part together; empty: all of them.
+
+    >>> groups_of(Factor("device", (2,), 1), {"device": 4})
+    ((0, 2), (1, 3))
+    """
+    if isinstance(axis, str):
+        return ()
+    name, size, stride = digit_of(axis, axis_sizes)
+    firsts = (place for place in range(axis_sizes[name]) if place // stride % size == 0)
+    return tuple(tuple(first + digit * stride for digit in range(size)) for first in firsts)
+
+
+def summed_over(value: jax.Array, axis: Axis) -> jax.Array:
+    """`value`, typed as the same along `axis`. Along a factor of an axis JAX has no such type: `factored` says it."""
+    return same_along(value, (axis,)) if isinstance(axis, str) else value
+
+
+def factored(axis: str, most: Sequence[int], build: Callable[..., Reducer]) -> Reducer:
+    """Sum over `axis` with a reducer built from its factors, each of which stands for an axis.
+
+    Neighbours along `axis` differ in the first factor. With `most=(4,)` on 8 devices there are two: groups of 4
+    neighbours, and across these groups 2. A factor has the largest size that divides and is at most the one
+    asked for, so one expression serves axes of any size: groups of at most 4 are groups of 3 on 6 devices.
+
+    Args:
+        axis: a mesh axis.
+        most: the sizes of the first factors; one more has what remains.
+        build: takes the factors, gives a bucket reducer that sums over all of them. `all_reduce` takes mesh axes only.
+
+    Raises:
+        ValueError: from `plan` and `reduce`, if what was built leaves groups of the axis apart.
+
+    >>> from jaxnet.comm import ring, scattered
+    >>> blueconnect = factored("device", (4,), lambda near, far: scattered(near, ring(far)))
+    >>> spec = jax.ShapeDtypeStruct((80,), "float32")
+    >>> [(c.kind, c.size, c.elements) for c in blueconnect.plan(spec, {"device": 8}).collectives]
+    [('reduce-scatter', 4, 80), ('collective-permute', 2, 10), ('collective-permute', 2, 10), ('all-gather', 4, 80)]
+    """
+    if any(size < 1 for size in most):
+        raise ValueError(f"the sizes of the factors of {axis!r} must be at least 1, got {tuple(most)}")
+    inner = build(*(Factor(axis, tuple(most), index) for index in range(len(most) + 1)))
+
+    def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+        require_varying(message, (axis,), "the message")
+        plan_fn(message, BOUND_AXES)
+        total, state = inner.reduce(message, state)
+        return same_along(total, (axis,)), state
+
+    def plan_fn(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> Plan:
+        plan = inner.plan(spec, axis_sizes)
+        _require_joined(axis, plan.collectives, axis_sizes)
+        return plan
+
+    return Reducer(inner.init, reduce_fn, plan_fn)
+
+
+def _require_joined(axis: str, collectives: Sequence[Collective], axis_sizes: AxisSizes) -> None:
+    """Raise ValueError unless data can get from every place along `axis` to every other."""
+    joined = {place: {place} for place in range(axis_sizes[axis])}
+    for collective in collectives:
+        if axis in collective.axes:
+            for members in _members(collective, axis, axis_sizes):
+                together = set[int]().union(*(joined[place] for place in members))
+                joined.update(dict.fromkeys(together, together))
+    if len(joined[0]) < axis_sizes[axis]:
+        raise ValueError(
+            f"the reducer over the factors of {axis!r} sums over some of them only: place 0 of {axis_sizes[axis]} "
+            f"exchanges nothing with {sorted(set(joined) - joined[0])}. Use every factor that build receives."
+        )
+
+
+def _members(collective: Collective, axis: str, axis_sizes: AxisSizes) -> list[list[int]]:
+    """Places along `axis` between which the collective moves data."""
+    sizes = [axis_sizes[name] for name in collective.axes]
+    along = np.unravel_index(np.arange(math.prod(sizes)), sizes)[collective.axes.index(axis)]
+    members = collective.pairs or collective.groups or [range(math.prod(sizes))]
+    return [along[list(places)].tolist() for places in members]

@@ -1,0 +1,237 @@
+"""Values in parts: they are the sums, they come back whole, and they travel when they should."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxnet import comm
+from jaxnet.comm import parts_in_order, scatter_after, sharded
+from support.laws import PER_DEVICE, Trees, trees
+
+WAYS = {
+    "by_level": sharded("device", "host", bucket_bytes=100),
+    "by_level_other_way": sharded("host", "device", bucket_bytes=64),
+    "one_stage": sharded(("host", "device"), bucket_bytes=100),
+    "per_leaf": sharded(comm.AXES, bucket_bytes=1, split=False),
+    "one_message": sharded("device", "host", bucket_bytes=None),
+    "after_backward": scatter_after(sharded("device", "host", bucket_bytes=100)),
+}
+MESHES = [(1, 8), (2, 4), (3, 2), (1, 1)]
+SIZES = {"kernel": (7, 5), "bias": (5,), "scalar": (), "empty": (0, 3), "deep": {"w": (33,)}}
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+every_mesh = pytest.mark.parametrize("shape", MESHES, ids=lambda shape: "x".join(map(str, shape)))
+
+
+def grid(shape):
+    return comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
+
+
+def example(shape):
+    """A tree for each device, leading dims [hosts, devices], of integers, so that sums are exact."""
+    draw = np.random.RandomState(0)
+    make = lambda s: draw.randint(-8, 9, (*shape, *s)).astype(np.float32)  # noqa: E731
+    return jax.tree.map(make, SIZES, is_leaf=lambda node: isinstance(node, tuple))
+
+
+def total(values):
+    return jax.tree.map(lambda v: v.sum((0, 1), dtype=v.dtype), values)
+
+
+def shapes_of(values):
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[2:], v.dtype), values)
+
+
+def mapped(function, mesh, *specs):
+    """`function` of one device's values; JAX's types are checked, so what is said to be the same is so."""
+    *inputs, output = specs
+    on_device = jax.shard_map(function, mesh=mesh, in_specs=tuple(inputs), out_specs=output)
+    return jax.jit(on_device, compiler_options=comm.compiler_options("cpu"))
+
+
+def own(values):
+    return jax.tree.map(lambda v: v[0, 0], values)
+
+
+def there_and_back(way, mesh, shapes):
+    """The parts, and what is gathered from them on each device."""
+
+    def both(values):
+        parts = way.scatter(own(values))
+        whole = lax.pcast(way.gather(parts, shapes), comm.AXES, to="varying")
+        return parts, jax.tree.map(lambda leaf: leaf[None, None], whole)
+
+    return mapped(both, mesh, PER_DEVICE, (P(way.axes), PER_DEVICE))
+
+
+@every_mesh
+@every_way
+def test_parts_are_the_sum_and_every_device_gathers_the_same(way, shape):  # L1, L3, L4
+    mesh, values, devices = grid(shape), example(shape), shape[0] * shape[1]
+    parts, gathered = jax.device_get(there_and_back(way, mesh, shapes_of(values))(values))
+    for part, whole, wanted in zip(*map(jax.tree.leaves, (parts, gathered, total(values))), strict=True):
+        flat = wanted.reshape(-1)
+        assert part.shape == (-(-flat.size // devices) * devices,)
+        np.testing.assert_array_equal(part[: flat.size], flat)
+        assert not part[flat.size :].any()
+        np.testing.assert_array_equal(whole, np.broadcast_to(wanted, whole.shape))
+
+
+@every_mesh
+@every_way
+def test_compiled_collectives_are_the_planned_ones(way, shape):  # L6
+    mesh, values = grid(shape), example(shape)
+    shapes = shapes_of(values)
+    hlo = there_and_back(way, mesh, shapes).lower(values).compile().as_text()
+    planned = way.plan(shapes, mesh.shape).collectives
+    check = comm.verify(hlo, planned, mesh.shape)
+    assert check.ok, check.explain()
+    assert not check.extra
+    assert (len(planned) == 0) == (shape == (1, 1))
+
+
+@every_way
+@settings(max_examples=10)
+@given(tree=trees())
+def test_any_tree(way, tree: Trees):  # L1 and L5 together
+    values = tree.values((2, 2))
+    parts, gathered = there_and_back(way, grid((2, 2)), shapes_of(values))(values)
+    assert jax.tree.structure(parts) == jax.tree.structure(gathered) == jax.tree.structure(values)
+    for whole, part, wanted in zip(*map(jax.tree.leaves, (gathered, parts, total(values))), strict=True):
+        assert whole.dtype == part.dtype == wanted.dtype
+        np.testing.assert_array_equal(whole[0, 0], wanted)
+
+
+@every_mesh
+@every_way
+def test_split_cuts_without_moving_and_gather_undoes_it(way, shape):
+    mesh, values = grid(shape), jax.tree.map(lambda v: v[0, 0], example(shape))
+    split = mapped(way.split, mesh, P(), P(way.axes))
+    assert not comm.verify(split.lower(values).compile().as_text(), [], mesh.shape).found
+    joined = mapped(lambda parts: way.gather(parts, values), mesh, P(way.axes), P())(split(values))
+    for got, wanted in zip(jax.tree.leaves(joined), jax.tree.leaves(values), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_gradient_that_is_already_summed_is_refused():
+    way = WAYS["by_level"]
+
+    def wrong(params, x):
+        return way.scatter(jax.grad(lambda p: (p["w"] * x.sum()).sum())(params))
+
+    with pytest.raises(TypeError, match=r"leaf \['w'\] is already the same on every device.*pcast"):
+        mapped(wrong, grid((2, 4)), P(), P(comm.AXES), P(way.axes))({"w": jnp.ones(3)}, jnp.ones(8))
+
+
+def test_order_decides_which_leaves_travel_together_and_nothing_else():
+    mesh, values = grid((2, 4)), example((2, 4))
+    way, shapes = WAYS["by_level"], shapes_of(values)
+    backwards = parts_in_order((4, 3, 2, 1, 0), way)
+    for got, wanted in zip(
+        *(jax.tree.leaves(there_and_back(w, mesh, shapes)(values)) for w in (backwards, way)), strict=True
+    ):
+        np.testing.assert_array_equal(got, wanted)
+    assert backwards.plan(shapes, mesh.shape).buckets.shapes == way.plan(shapes, mesh.shape).buckets.shapes[::-1]
+    with pytest.raises(ValueError, match="permutation of the 5 leaves"):
+        parts_in_order((0, 0), way).plan(shapes, mesh.shape)
+
+
+def test_by_level_fewest_bytes_cross_hosts():
+    spec, sizes = [jax.ShapeDtypeStruct((8000,), "float32")], {"host": 2, "device": 8}
+    by_level = sharded("device", "host", bucket_bytes=None).plan(spec, sizes)
+    assert comm.wire_bytes_per_axis(by_level.collectives) == {"device": 2 * 28_000, "host": 2 * 2_000}
+
+
+LAYERS, WIDTH = 6, 64
+
+
+def deep_step(way):
+    """A step of a network of six layers, one bucket each, with the collectives found in its program."""
+    shapes = {f"layer_{i}": jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32") for i in range(LAYERS)}
+    parts = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.size,), leaf.dtype), shapes)
+    x = jax.ShapeDtypeStruct((64, WIDTH), "float32")
+
+    def loss(params, x):
+        for i in range(LAYERS):
+            x = jnp.tanh(x @ params[f"layer_{i}"])
+        return (x**2).mean()
+
+    way = parts_in_order(comm.backward_order(jax.grad(loss), shapes, x), way)
+
+    def step(parts, x):
+        params = lax.pcast(way.gather(parts, shapes), comm.AXES, to="varying")
+        return jax.tree.map(lambda p, g: p - 0.1 * g, parts, way.scatter(jax.grad(loss)(params, x)))
+
+    mesh = grid((2, 4))
+    hlo = mapped(step, mesh, P(way.axes), P(comm.AXES), P(way.axes)).lower(parts, x).compile().as_text()
+    check = comm.verify(hlo, way.plan(shapes, mesh.shape).collectives, mesh.shape)
+    assert check.ok, check.explain()
+    assert not check.extra
+    return check.found
+
+
+LAYER_BYTES = 4 * WIDTH * WIDTH
+
+
+@pytest.mark.parametrize(
+    "way", [sharded("device", "host", bucket_bytes=LAYER_BYTES), sharded(comm.AXES, bucket_bytes=LAYER_BYTES)]
+)
+def test_gathers_spread_over_forward_and_scatters_over_backward(way):
+    found = deep_step(way)
+    first = found[:: len(found) // (2 * LAYERS)]  # of each bucket, the first stage
+    assert [item.kind for item in first] == ["all-gather"] * LAYERS + ["reduce-scatter"] * LAYERS
+    gathers, scatters = first[:LAYERS], first[LAYERS:]
+    assert [item.compute_before > 0 for item in gathers] == [False] + [True] * (LAYERS - 1)
+    assert all(item.compute_before > 0 for item in scatters[:-1])
+    layers = [item.op_name.split("gather_")[1][0] for item in gathers]
+    assert layers == ["5", "4", "3", "2", "1", "0"]  # forward's order
+
+
+def test_stages_of_a_bucket_stay_together():
+    found = deep_step(sharded("device", "host", bucket_bytes=LAYER_BYTES))
+    for first, second in zip(found[::2], found[1::2], strict=True):
+        assert first.kind == second.kind
+        assert second.compute_before == 0
+
+
+def test_after_lets_nothing_be_scattered_before_the_end_of_backward():
+    found = deep_step(scatter_after(sharded("device", "host", bucket_bytes=LAYER_BYTES)))
+    first, *rest = [item for item in found if item.kind == "reduce-scatter"]
+    assert first.compute_before > 0
+    assert all(item.compute_before == 0 for item in rest)
+    assert sum(item.compute_before > 0 for item in found if item.kind == "all-gather") == LAYERS - 1
+
+
+def test_in_a_loop_that_is_not_ours():
+    """ZeRO-1 with Optax in a dozen lines, beside plain Optax on one device."""
+    mesh, way, optimizer = grid((2, 4)), sharded("device", "host", bucket_bytes=64), optax.adam(0.05)
+    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    x = np.random.RandomState(0).standard_normal((16, 3)).astype(np.float32)
+
+    def loss(params, x):
+        return ((x @ params["w"] + params["b"][None]) ** 2).mean()
+
+    def step(parts, state, x):
+        varying = lax.pcast(way.gather(parts, params), comm.AXES, to="varying")
+        sums = way.scatter(jax.grad(loss)(varying, x))
+        updates, state = optimizer.update(jax.tree.map(lambda total: total / 8, sums), state, parts)
+        return optax.apply_updates(parts, updates), state
+
+    cut = P(way.axes)
+    state_specs = jax.tree.map(lambda leaf: cut if leaf.ndim else P(), jax.eval_shape(optimizer.init, params))
+    parts = mapped(way.split, mesh, P(), cut)(params)
+    state = optimizer.init(parts)
+    train = mapped(step, mesh, cut, state_specs, P(comm.AXES), (cut, state_specs))
+    wanted, plain = params, optimizer.init(params)
+    for _ in range(5):
+        parts, state = train(parts, state, x)
+        updates, plain = optimizer.update(jax.grad(loss)(wanted, x), plain)
+        wanted = optax.apply_updates(wanted, updates)
+    got = mapped(lambda parts: way.gather(parts, params), mesh, cut, P())(parts)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
