@@ -62,9 +62,9 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     settings = flatten(config)
     refuse_changes(workdir / "config.json", settings, allowed=allow_config_change)
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoints.keep, best="accuracy")
-    restored = checkpoints.restore_latest(abstract_state(experiment.state_shapes, mesh))
+    restored = checkpoints.restore_latest(abstract_state(experiment.layout.whole_shapes, mesh))
     first_step = 0 if restored is None else restored.step
-    state = experiment.first_state() if restored is None else restored.state
+    state = experiment.first_state() if restored is None else experiment.layout.cut(restored.state)
 
     # ---- Step: compiled once, and checked against the plan ------------------------------------------------
     lowered = experiment.step.lower(state, experiment.batch_shapes)
@@ -114,7 +114,7 @@ def make_test(config: Config, experiment: Experiment, mesh: Mesh, source: Source
 
     def test(state: TrainState) -> dict[str, float]:
         batches = eval_batches(source, batch_size=config.eval_batch_size, shard=shard)
-        params = state.params if state.average is None else state.average
+        params = experiment.layout.whole_params(state.params if state.average is None else state.average)
         with closing(placed(batches, split_by_example(mesh))) as on_devices:
             return evaluate(step, params, state.stats, on_devices, mesh)
 

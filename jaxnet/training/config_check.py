@@ -27,7 +27,11 @@ class _Rule(NamedTuple):
 
 
 _RULES = (
-    _Rule(("epochs", "eval_every_epochs", "optimizer.learning_rate"), "a number above 0", lambda value: value > 0),
+    _Rule(
+        ("epochs", "eval_every_epochs", "optimizer.learning_rate", "optimizer.trust_coefficient"),
+        "a number above 0",
+        lambda value: value > 0,
+    ),
     _Rule(("optimizer.clip_norm",), "a number above 0, or none", lambda value: value > 0),
     _Rule(("batch_size", "eval_batch_size", "microbatches"), "at least 1", lambda value: value >= 1),
     _Rule(
@@ -87,6 +91,11 @@ def strategy_of(config: Config) -> tuple[Strategy, Mode]:
         raise InputError(
             f"mode={config.mode} does not go with strategy={config.strategy}: mode=jit goes with strategy=xla "
             "alone, where XLA reduces the gradients; leave mode=auto"
+        )
+    if mode == "pmap" and strategy.schedule == "deferred":
+        raise InputError(
+            f"mode=pmap does not go with strategy={config.strategy}, which carries the state in parts; use "
+            "mode=shard_map, which does the same on any mesh"
         )
     if ours == "jit" and config.batch_norm == "host":
         raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")

@@ -6,7 +6,8 @@ import jax
 import optax
 from jax import lax
 
-from jaxnet.comm import AXES, Collective, Reducer, all_reduce, bucketed
+from jaxnet.comm import AXES, Collective, all_reduce, bucketed
+from jaxnet.comm.reducer import ReduceFn
 from jaxnet.comm.vma import varying_axes
 from jaxnet.training.gradients import example_keys, loss_gradient
 from jaxnet.training.loss import Batch, LossFn, PyTree, Result
@@ -21,24 +22,27 @@ _ONE_MESSAGE = bucketed(all_reduce(*AXES), None)
 def device_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
-    reducer: Reducer,
+    reduce: ReduceFn,
     devices: int,
     tracked_axes: tuple[str, ...],
     microbatches: int = 1,
     average_decay: float | None = None,
+    gather: Callable[[PyTree], PyTree] | None = None,
 ) -> StepFn:
     """The step of one device of `devices`, to run where both mesh axes are bound.
 
     `tracked_axes` are the axes over which values are made varying: those of the surrounding shard_map or pmap.
+    With `gather` the state holds parameters in parts: it makes them whole, and `reduce` gives sums in parts.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(state.key, state.step, batch["id"])
+        params = state.params if gather is None else gather(state.params)
         # Without the cast JAX would sum the gradients itself, and the reducer once more.
-        params = _varying(state.params, tracked_axes)
+        params = _varying(params, tracked_axes)
         grads, result = loss_gradient(loss_fn, params, state.stats, batch, keys, microbatches)
         result = _mean(result, devices, tracked_axes)
-        sums, comm_state = reducer.reduce(grads, state.comm)
+        sums, comm_state = reduce(grads, state.comm)
         grads = jax.tree.map(lambda total: total / devices, sums)
         state = _update(state._replace(comm=comm_state), grads, result.stats, optimizer, average_decay)
         return state, result.metrics

@@ -11,15 +11,24 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, DEVICE, Collective, Reducer, Strategy, backward_order
+from jaxnet.comm import AXES, DEVICE, Collective, Reducer, Sharded, Strategy, backward_order
 from jaxnet.data import Source
-from jaxnet.models import Model, from_linen
+from jaxnet.models import Model, Variables, from_linen
 from jaxnet.training.config import Config
 from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
+from jaxnet.training.layout import Layout, make_layout
 from jaxnet.training.loss import LossFn, classification_loss
-from jaxnet.training.optimizer import make_optimizer
-from jaxnet.training.state import TrainState, make_state
-from jaxnet.training.step import Mode, StepOptions, make_train_step, planned_collectives, scheduled
+from jaxnet.training.norms import Parts
+from jaxnet.training.optimizer import make_optimizer, optimizer_plan
+from jaxnet.training.state import TrainState, first_state
+from jaxnet.training.step import (
+    Mode,
+    StepOptions,
+    make_train_step,
+    planned_collectives,
+    scheduled,
+    scheduled_parts,
+)
 
 PyTree = Any
 
@@ -34,13 +43,14 @@ class Experiment:
         model: as it is evaluated.
         optimizer: the Optax transformation.
         strategy: how gradients travel.
-        reducer: the strategy's, scheduled and in backward order; None if XLA reduces.
+        reducer: the strategy's, scheduled and in backward order, or its parts; None if XLA reduces.
         order: leaves in the order in which backward produces them.
         mode: of the step.
         step: the training step, not yet compiled.
         total_steps: of the whole run.
         steps_per_epoch: batches in one pass, a fraction where they do not divide.
-        state_shapes: of the train state, without shardings.
+        layout: how states lie on the mesh between steps.
+        state_shapes: of the train state that the step takes, without shardings.
         batch_shapes: of a global batch.
         planned: collectives of one step; empty if XLA reduces.
         first_state: makes the state before the first step.
@@ -49,12 +59,13 @@ class Experiment:
     model: Model
     optimizer: optax.GradientTransformation
     strategy: Strategy
-    reducer: Reducer | None
+    reducer: Reducer | Sharded | None
     order: tuple[int, ...]
     mode: Mode
     step: jax.stages.Wrapped
     total_steps: int
     steps_per_epoch: float
+    layout: Layout
     state_shapes: TrainState
     batch_shapes: dict[str, jax.ShapeDtypeStruct]
     planned: tuple[Collective, ...]
@@ -68,37 +79,43 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     strategy, mode = strategy_of(config)
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
-    optimizer = make_optimizer(config.optimizer, total_steps)
     model = as_model(config.model)
     check_model(config, model, source)
     batch_shapes = _batch_shapes(config.batch_size, source.image_shape)
-    order = _order(_loss(config, model), model, batch_shapes)
+    variables = _variables(model, source.image_shape)
+    order = _order(_loss(config, model), variables, batch_shapes)
+    parts = None if strategy.sharded is None else Parts(variables.params, AXES)
+    optimizer = make_optimizer(config.optimizer, total_steps, parts)
     reducer = scheduled(strategy, order)
-    first_state = functools.partial(
-        make_state,
+    travels = scheduled_parts(strategy, order) or reducer
+    make_first = functools.partial(
+        first_state,
         *(model, optimizer, reducer, mesh, source.image_shape, config.seed),
         averaged=config.average_decay is not None,
     )
-    state_shapes = jax.eval_shape(first_state)
+    layout = make_layout(jax.eval_shape(make_first), optimizer, mesh, strategy)
     options = StepOptions(mode, config.microbatches, config.average_decay, order)
     train_model = as_model(config.model, () if mode == "jit" else norm_axes(config))
-    step = make_train_step(_loss(config, train_model), optimizer, strategy, mesh, options)
-    merged = None if config.batch_norm == "global" else state_shapes.stats
-    planned = () if reducer is None else planned_collectives(reducer, state_shapes.params, merged, _METRICS, mesh)
+    step = make_train_step(_loss(config, train_model), optimizer, strategy, mesh, options, layout)
+    merged = None if config.batch_norm == "global" else variables.stats
+    planned = () if travels is None else planned_collectives(travels, variables.params, merged, _METRICS, mesh)
+    if parts is not None:
+        planned += optimizer_plan(config.optimizer, parts, mesh.shape)
     return Experiment(
         model=model,
         optimizer=optimizer,
         strategy=strategy,
-        reducer=reducer,
+        reducer=travels,
         order=order,
         mode=mode,
         step=step,
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
-        state_shapes=state_shapes,
+        layout=layout,
+        state_shapes=layout.shapes,
         batch_shapes=batch_shapes,
         planned=planned,
-        first_state=first_state,
+        first_state=functools.partial(layout.make, make_first),
     )
 
 
@@ -130,9 +147,13 @@ def _batch_shapes(size: int, image_shape: tuple[int, ...]) -> dict[str, jax.Shap
     }
 
 
-def _order(loss_fn: LossFn, model: Model, batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[int, ...]:
+def _variables(model: Model, image_shape: tuple[int, ...]) -> Variables:
+    image = jax.ShapeDtypeStruct((1, *image_shape), "float32")
+    variables: Variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
+    return variables
+
+
+def _order(loss_fn: LossFn, variables: Variables, batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[int, ...]:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch["id"].shape[0]))
-    image = jax.ShapeDtypeStruct((1, *batch["image"].shape[1:]), "float32")
-    params, stats = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
     gradient = jax.grad(loss_fn, has_aux=True)
-    return backward_order(lambda *args: gradient(*args)[0], params, stats, batch, keys)
+    return backward_order(lambda *args: gradient(*args)[0], *variables, batch, keys)

@@ -129,7 +129,8 @@ class Loop:
         self._log(self._pace.drain())
         with self._pace.paused():
             extra = {"config": self.settings, "next_step": step}
-            self.checkpoints.save(step, state, extra=extra, metrics=evaluation)
+            whole = self.experiment.layout.whole(state)
+            self.checkpoints.save(step, whole, extra=extra, metrics=evaluation)
 
 
 def _is_due(step: int, every: float) -> bool:

@@ -6,15 +6,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import BucketPlan, Check, KiB, MiB, mesh_size, wire_bytes_per_axis
+from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, filled, mesh_size, wire_bytes_per_axis
 from jaxnet.training.experiment import Experiment
 
 PyTree = Any
 
+_WHEN = {"deferred": "in parts, gathered by the next forward"}
+
 
 def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> dict[str, Any]:
     """The plan as plain JSON values; with `check`, also the collectives found in the compiled program."""
-    leaves = jax.tree.leaves(experiment.state_shapes.params)
+    leaves = jax.tree.leaves(_params(experiment))
     report: dict[str, Any] = {
         "strategy": experiment.strategy.name,
         "schedule": experiment.strategy.schedule,
@@ -30,16 +32,9 @@ def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
     buckets = bucket_plan(experiment, mesh)
     if buckets is not None:
         names = leaf_names(experiment)
-        report["buckets"] = [
-            {
-                "bytes": bucket.bytes,
-                "elements": bucket.size,
-                "padding": bucket.padded - bucket.size,
-                "dtype": bucket.dtype,
-                "leaves": [names[piece.leaf] for piece in bucket.pieces],
-            }
-            for bucket in buckets.buckets
-        ]
+        parts = mesh_size(mesh) if isinstance(experiment.reducer, Sharded) else 1
+        sizes = [leaves[index].size for index in experiment.order]
+        report["buckets"] = [_bucket(bucket, parts, sizes, names) for bucket in buckets.buckets]
     if check is not None:
         report["verified"] = check.ok
         report["found"] = [
@@ -47,6 +42,22 @@ def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
             for f in check.found
         ]
     return report
+
+
+def _params(experiment: Experiment) -> PyTree:
+    return experiment.layout.whole_shapes.params
+
+
+def _bucket(bucket: Bucket, parts: int, sizes: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """A message; where the plan is of one device's part, that of all `parts`, in which each leaf may end in zeros."""
+    elements = sum(filled(sizes[piece.leaf], parts, piece.start, piece.size) for piece in bucket.pieces)
+    return {
+        "bytes": parts * bucket.bytes,
+        "elements": elements,
+        "padding": parts * bucket.padded - elements,
+        "dtype": bucket.dtype,
+        "leaves": [names[piece.leaf] for piece in bucket.pieces],
+    }
 
 
 def _collective(kind: str, axes: Sequence[str], dtype: str, elements: int) -> dict[str, Any]:
@@ -57,12 +68,12 @@ def bucket_plan(experiment: Experiment, mesh: Mesh) -> BucketPlan | None:
     """How leaves map to buckets; None if XLA reduces."""
     if experiment.reducer is None:
         return None
-    return experiment.reducer.plan(experiment.state_shapes.params, mesh.shape).buckets
+    return experiment.reducer.plan(_params(experiment), mesh.shape).buckets
 
 
 def leaf_names(experiment: Experiment) -> list[str]:
     """Paths of the leaves in backward order, as a bucket plan numbers them."""
-    paths = [path for path, _ in jax.tree.leaves_with_path(experiment.state_shapes.params)]
+    paths = [path for path, _ in jax.tree.leaves_with_path(_params(experiment))]
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     return [names[index] for index in experiment.order]
 
@@ -72,7 +83,7 @@ def wire_bytes_per_step(experiment: Experiment, mesh: Mesh) -> int:
     if experiment.reducer is not None:
         return sum(wire_bytes_per_axis(experiment.planned).values())
     devices = mesh_size(mesh)
-    leaves = jax.tree.leaves(experiment.state_shapes.params)
+    leaves = jax.tree.leaves(_params(experiment))
     return sum(2 * (devices - 1) * leaf.size * leaf.dtype.itemsize // devices for leaf in leaves)
 
 
@@ -83,8 +94,9 @@ def plan_text(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
 
 def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
     mesh = " x ".join(_counted(size, axis) for axis, size in report["mesh"].items())
+    when = _WHEN.get(report["schedule"], f"{report['schedule']} backward")
     yield (
-        f"strategy {report['strategy']} ({report['schedule']} backward), mode {report['mode']}, mesh {mesh}: "
+        f"strategy {report['strategy']} ({when}), mode {report['mode']}, mesh {mesh}: "
         f"{report['leaves']} leaves, {size_text(report['gradient_bytes'])} of gradients"
     )
     if report["buckets"]:

@@ -10,7 +10,7 @@ from jaxnet.training.config import Profile
 class ProfileWindow:
     """Traces steps `[start, start + steps)` into `<workdir>/profile/process_0`, and so on for each process.
 
-    Look with TensorBoard's xprof or Perfetto.
+    Each step is annotated with its number. Look with `jaxnet timeline`, TensorBoard's xprof or Perfetto.
     """
 
     def __init__(self, window: Profile, workdir: Path) -> None:
@@ -18,15 +18,22 @@ class ProfileWindow:
         # A trace is named by its host: processes of one host would write into one file.
         self._directory = workdir / "profile" / f"process_{jax.process_index()}"
         self._running = False
+        self._annotation: jax.profiler.StepTraceAnnotation | None = None
 
     def before(self, step: int) -> None:
         """Call before step number `step` is dispatched."""
         if step == self._first and self._last >= self._first:
             jax.profiler.start_trace(str(self._directory))
             self._running = True
+        if self._running:
+            self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
+            self._annotation.__enter__()
 
     def after(self, step: int, result: object) -> None:
         """Call after it; `result` is waited for at the end of the window, so that the trace holds whole steps."""
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+            self._annotation = None
         if self._running and step == self._last:
             jax.block_until_ready(result)
             self.close()

@@ -14,7 +14,10 @@ PyTree = Any
 
 
 class TrainState(NamedTuple):
-    """State of a run. Replicated over the mesh, but for `comm`, whose leaves lead with [hosts, devices].
+    """State of a run. Whole on every device, but for `comm`, whose leaves lead with [hosts, devices].
+
+    Under a 'deferred' schedule the step takes and gives parameters, their average and the optimizer's state in
+    parts, one a device; see `Layout`. Checkpoints hold whole states under every schedule.
 
     Attributes:
         step: steps done, int32 [].
@@ -35,7 +38,7 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
-def make_state(
+def first_state(
     model: Model,
     optimizer: optax.GradientTransformation,
     reducer: Reducer | None,
@@ -45,38 +48,34 @@ def make_state(
     *,
     averaged: bool = False,
 ) -> TrainState:
-    """The state before the first step, made on the mesh: a function of `seed`, the same on any mesh.
+    """The whole state before the first step: a function of `seed`, the same on any mesh.
 
-    Under `jax.eval_shape` it gives shapes alone.
+    To be traced: `Layout.make` makes it on the mesh, and under `jax.eval_shape` it gives shapes alone.
     """
-
-    def make() -> TrainState:
-        key = jax.random.key(seed)
-        variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
-        comm_state = () if reducer is None else reducer.init(variables.params, mesh.shape)
-        dims = tuple(mesh.shape.values())
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=variables.params,
-            stats=variables.stats,
-            optimizer=optimizer.init(variables.params),
-            comm=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*dims, *leaf.shape)), comm_state),
-            # A copy, because every leaf of the state is donated and must be a buffer of its own.
-            average=jax.tree.map(jnp.copy, variables.params) if averaged else None,
-            key=jax.random.key_data(key),
-        )
-
-    return jax.jit(make, out_shardings=state_shardings(jax.eval_shape(make), mesh))()
+    key = jax.random.key(seed)
+    variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
+    comm_state = () if reducer is None else reducer.init(variables.params, mesh.shape)
+    dims = tuple(mesh.shape.values())
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=variables.params,
+        stats=variables.stats,
+        optimizer=optimizer.init(variables.params),
+        comm=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*dims, *leaf.shape)), comm_state),
+        # A copy, because every leaf of the state is donated and must be a buffer of its own.
+        average=jax.tree.map(jnp.copy, variables.params) if averaged else None,
+        key=jax.random.key_data(key),
+    )
 
 
 def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
-    """The sharding of each leaf of a state."""
+    """The sharding of each leaf of a whole state."""
     shardings = jax.tree.map(lambda _: replicated(mesh), state)
     return shardings._replace(comm=jax.tree.map(lambda _: one_per_device(mesh), state.comm))
 
 
 def abstract_state(shapes: TrainState, mesh: Mesh) -> TrainState:
-    """Shapes with their shardings on `mesh`: what a checkpoint is restored to."""
+    """Shapes of a whole state with their shardings on `mesh`: what a checkpoint is restored to."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

@@ -14,16 +14,19 @@ from jaxnet.comm import (
     HOST,
     Collective,
     Reducer,
+    Sharded,
     Strategy,
     after,
     compiler_options,
     in_order,
     mesh_size,
     one_per_device,
+    parts_in_order,
     replicated,
     split_by_example,
 )
 from jaxnet.training.device_step import Metrics, StepFn, device_step, global_step, mean_plan
+from jaxnet.training.layout import Layout
 from jaxnet.training.loss import Batch, LossFn, PyTree
 from jaxnet.training.state import TrainState
 
@@ -54,26 +57,33 @@ def make_train_step(
     strategy: Strategy,
     mesh: Mesh,
     options: StepOptions | None = None,
+    layout: Layout | None = None,
 ) -> jax.stages.Wrapped:
     """`step(state, batch) -> (state, metrics)`: one program, the state donated, no round trip to the host.
 
     Per device: parameters become varying; gradients of the device's examples; the reducer sums them; the mean
-    is taken, once; optimizer; moving average. Metrics are means over the global batch, float32 [].
+    is taken, once; optimizer; moving average. Metrics are means over the global batch, float32 []. With the
+    schedule 'deferred' parameters are gathered first, and the sums, the optimizer and the average are in parts.
 
     The result is a `jax.jit` function: `step.lower(state, batch).compile()` is the program to run or inspect.
 
     Args:
         loss_fn: a mean over examples; see `LossFn`.
         optimizer: any Optax transformation; it sees the mean gradient of the global batch, so clipping by
-            global norm means what it says.
+            global norm means what it says. With the schedule 'deferred' it sees a device's parts, so it must act
+            element by element, or know of the parts as `make_optimizer(..., parts)` does.
         strategy: how gradients travel.
         mesh: axes ('host', 'device').
         options: see `StepOptions`.
+        layout: of the states; the schedule 'deferred' needs it.
 
     Raises:
-        ValueError: mode 'jit' with a strategy of ours, or another mode with 'xla'; 'pmap' with several hosts.
+        ValueError: mode 'jit' with a strategy of ours, or another mode with 'xla'; 'pmap' with several hosts;
+            'deferred' in another mode than 'shard_map', or without a layout.
     """
     options = options or StepOptions()
+    if strategy.sharded is not None:
+        return _deferred(loss_fn, optimizer, strategy, mesh, options, layout)
     reducer = scheduled(strategy, options.order)
     if (options.mode == "jit") != (reducer is None):
         raise ValueError(
@@ -84,8 +94,31 @@ def make_train_step(
         step = global_step(loss_fn, optimizer, mesh_size(mesh), options.microbatches, options.average_decay)
         return _jit(step, mesh)
     axes = (DEVICE,) if options.mode == "pmap" else AXES
-    step = device_step(loss_fn, optimizer, reducer, mesh_size(mesh), axes, options.microbatches, options.average_decay)
-    return _pmap(step, mesh) if options.mode == "pmap" else _shard_map(step, mesh)
+    step = device_step(
+        *(loss_fn, optimizer, reducer.reduce, mesh_size(mesh), axes, options.microbatches, options.average_decay)
+    )
+    everywhere = _state_like(PartitionSpec(), PartitionSpec(HOST, DEVICE))
+    return _pmap(step, mesh) if options.mode == "pmap" else _shard_map(step, mesh, everywhere)
+
+
+def _deferred(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    strategy: Strategy,
+    mesh: Mesh,
+    options: StepOptions,
+    layout: Layout | None,
+) -> jax.stages.Wrapped:
+    shards = scheduled_parts(strategy, options.order)
+    if options.mode != "shard_map" or layout is None or shards is None:
+        raise ValueError(f"strategy {strategy.name!r} carries parts: it takes mode 'shard_map' and a layout")
+    shapes = layout.whole_shapes.params
+    step = device_step(
+        *(loss_fn, optimizer, lambda grads, state: (shards.scatter(grads), state), mesh_size(mesh), AXES),
+        *(options.microbatches, options.average_decay),
+        gather=lambda parts: shards.gather(parts, shapes),
+    )
+    return _shard_map(step, mesh, layout.specs)
 
 
 def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer | None:
@@ -96,13 +129,22 @@ def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer
     return reducer if order is None else in_order(order, reducer)
 
 
+def scheduled_parts(strategy: Strategy, order: Sequence[int] | None = None) -> Sharded | None:
+    """The parts of a 'deferred' strategy, taking leaves in `order`; None for the others."""
+    if strategy.sharded is None or order is None:
+        return strategy.sharded
+    return parts_in_order(order, strategy.sharded)
+
+
 def planned_collectives(
-    reducer: Reducer, params: PyTree, merged_stats: PyTree, metrics: int, mesh: Mesh
+    reducer: Reducer | Sharded, params: PyTree, merged_stats: PyTree, metrics: int, mesh: Mesh
 ) -> tuple[Collective, ...]:
-    """All that a step sends: the gradients, and one small message of metrics and running averages.
+    """What a step sends: the gradients, and one small message of metrics and running averages.
+
+    With parts also the parameters; what the optimizer sends is not among it.
 
     Args:
-        reducer: as `scheduled` gives it.
+        reducer: as `scheduled` or `scheduled_parts` gives it.
         params: shapes of the parameters, which are those of the gradients.
         merged_stats: shapes of the running averages that differ between devices; None with global BatchNorm.
         metrics: how many there are.
@@ -117,15 +159,14 @@ def _state_like(other: Any, comm: Any) -> TrainState:
     return TrainState(other, other, other, other, comm, other, other)
 
 
-def _shard_map(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
+def _shard_map(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrapped:
     def on_device(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         own = state._replace(comm=jax.tree.map(lambda leaf: leaf[0, 0], state.comm))
         new, metrics = step(own, batch)
         return new._replace(comm=jax.tree.map(lambda leaf: leaf[None, None], new.comm)), metrics
 
-    everywhere = PartitionSpec()
-    specs = _state_like(everywhere, PartitionSpec(HOST, DEVICE))
-    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, PartitionSpec(AXES)), out_specs=(specs, everywhere))
+    split, everywhere = PartitionSpec(AXES), PartitionSpec()
+    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, split), out_specs=(specs, everywhere))
     return jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh))
 
 

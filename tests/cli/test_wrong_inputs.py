@@ -88,7 +88,7 @@ OVERRIDES = {
     "pmap over hosts": ("mode=pmap hosts=2", "mode=pmap", "hosts=2", "mode=shard_map"),
     # strategies
     "strategy": ("strategy=heirarchical", "no strategy 'heirarchical'; did you mean 'hierarchical'?", "per_leaf"),
-    "unknown strategy": ("strategy=zzz", "no strategy 'zzz'", "xla, per_leaf, flat, ddp, hierarchical"),
+    "unknown strategy": ("strategy=zzz", "no strategy 'zzz'", "xla, per_leaf, flat, caffe2, ddp"),
     "no bucket bytes": ("bucket_bytes=0", "bucket_bytes=0: wanted at least 1024"),
     "bucket megabytes": ("bucket_bytes=25", "bucket_bytes=25: wanted at least 1024", "bytes"),
     "buckets of a strategy without": ("strategy=flat bucket_bytes=4096", "'flat' has no bucket size"),
@@ -159,7 +159,8 @@ JAXNET = {
         ("plan", "--config", DIGITS, "lr=1"),
         "no config key 'lr'; there are: model.num_classes, ",
     ),
-    "strategies of something": (("strategies", "fast"), "unrecognized arguments: fast"),
+    "strategies of something": (("strategies", "fast"), "fast: give --config FILE too"),
+    "strategies on a mesh of nothing": (("strategies", "--mesh", "2x4"), "--mesh: give --config FILE too"),
     "launch of nothing": (("launch", "local", "--processes", "2"), "no command to launch; give it after --"),
     "no processes": (("launch", "local", "--processes", "0", "--", "x"), "'0' must be a whole number of at least 1"),
 }

@@ -9,8 +9,9 @@ import optax
 from jaxnet import comm
 from jaxnet.models import CNN, ResNet, from_linen
 from jaxnet.training.augment import Augmentation
+from jaxnet.training.layout import Layout, make_layout
 from jaxnet.training.loss import Pixels, classification_loss
-from jaxnet.training.state import make_state
+from jaxnet.training.state import first_state
 from jaxnet.training.step import StepOptions, make_train_step
 
 IMAGE = (8, 8, 1)
@@ -21,6 +22,7 @@ class Setup(NamedTuple):
     step: jax.stages.Wrapped
     state: object
     mesh: object
+    layout: Layout
 
 
 def batch(step: int, size: int = 32) -> dict[str, np.ndarray]:
@@ -48,16 +50,19 @@ def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optim
     if isinstance(strategy, str):
         strategy = comm.named_strategy(strategy, bucket_bytes)
     optimizer = optimizer or optax.sgd(0.1, 0.9)
-    step = make_train_step(loss_fn, optimizer, strategy, mesh, StepOptions(**options))
-    state = make_state(model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options)
-    return Setup(step, state, mesh)
+    first = lambda: first_state(  # noqa: E731
+        model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options
+    )
+    layout = make_layout(jax.eval_shape(first), optimizer, mesh, strategy)
+    step = make_train_step(loss_fn, optimizer, strategy, mesh, StepOptions(**options), layout)
+    return Setup(step, layout.make(first), mesh, layout)
 
 
 def run(setup, steps=5, size=32):
-    """Losses of `steps` steps, and the final state on the host."""
+    """Losses of `steps` steps, and the final state on the host, whole."""
     state, losses = setup.state, []
     for index in range(steps):
         placed = jax.device_put(batch(index, size), comm.split_by_example(setup.mesh))
         state, metrics = setup.step(state, placed)
         losses.append(float(metrics["loss"]))
-    return losses, jax.device_get(state)
+    return losses, jax.device_get(setup.layout.whole(state))

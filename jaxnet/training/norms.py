@@ -1,0 +1,82 @@
+"""Norms of layers, also where each device holds a part of every layer; and the two updates that need them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxnet.comm import Collective
+from jaxnet.comm.collective import axes_size
+from jaxnet.comm.reducer import AxisSizes
+
+PyTree = Any
+
+
+class Parts(NamedTuple):
+    """That an optimizer sees parts of the parameters, one a device.
+
+    Attributes:
+        shapes: of the whole parameters.
+        axes: the mesh axes over which the parts are spread, bound where the optimizer runs.
+    """
+
+    shapes: PyTree
+    axes: tuple[str, ...]
+
+
+def clipped(limit: float, parts: Parts | None = None) -> optax.GradientTransformation:
+    """Scale the gradient down to the global norm `limit` if it is larger. In parts: one float travels."""
+
+    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        del params
+        norm = jnp.sqrt(_over_devices(_squares(updates).sum(), parts))
+        scale = jnp.where(norm > limit, limit / norm, 1.0)
+        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
+def layer_rates(coefficient: float, weight_decay: float, parts: Parts | None = None) -> optax.GradientTransformation:
+    """LARS: scale each layer's gradient to its weights (You, Gitman and Ginsburg, 2017).
+
+    Weights w with the gradient g get `r (g + weight_decay w)`, `r = coefficient |w| / (|g| + weight_decay |w|)`, or
+    1 where that is 0 or undefined. Biases and BatchNorm's scales keep g, without decay, as is usual. In parts: two
+    floats a layer travel, in one message.
+    """
+
+    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        if params is None:
+            raise ValueError("LARS needs the parameters: optimizer.update(grads, state, params)")
+        squares = jnp.stack([_squares(params), _squares(updates)])
+        weights, grads = jnp.sqrt(_over_devices(squares, parts))
+        bound = grads + weight_decay * weights
+        rates = jnp.where((weights > 0) & (bound > 0), coefficient * weights / jnp.where(bound > 0, bound, 1.0), 1.0)
+        leaves, tree = jax.tree.flatten(updates)
+        kernels = [leaf.ndim > 1 for leaf in jax.tree.leaves(params if parts is None else parts.shapes)]
+        scaled = [
+            rate.astype(g.dtype) * (g + weight_decay * w) if kernel else g
+            for g, w, rate, kernel in zip(leaves, jax.tree.leaves(params), rates, kernels, strict=True)
+        ]
+        return jax.tree.unflatten(tree, scaled), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
+def _squares(tree: PyTree) -> jax.Array:
+    """Sum of squares of what this device holds of each leaf, float32 [leaves]."""
+    return jnp.stack([jnp.square(leaf.astype(jnp.float32)).sum() for leaf in jax.tree.leaves(tree)])
+
+
+def _over_devices(squares: jax.Array, parts: Parts | None) -> jax.Array:
+    return squares if parts is None else lax.psum(squares, parts.axes)
+
+
+def norm_plan(clip: bool, by_layer: bool, parts: Parts, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
+    """The messages of `clipped` and of `layer_rates`."""
+    devices = axes_size(parts.axes, axis_sizes)
+    floats = [1] * clip + [2 * len(jax.tree.leaves(parts.shapes))] * by_layer
+    if devices == 1:
+        return ()
+    return tuple(Collective("all-reduce", parts.axes, devices, count, "float32") for count in floats)
