@@ -1,0 +1,43 @@
+"""jaxnet's strategies on a workload of `jaxnet bench step`, a round at a time, for compare.py."""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.peers.rounds import serve
+from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import start
+from jaxnet.errors import exit_cleanly
+
+COMPUTE = "jaxnet-compute"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--strategy", action="append", default=[])
+    args = parser.parse_args()
+    start()
+
+    from jaxnet.comm import make_mesh
+    from jaxnet.cost.labels import labelled_strategy
+    from jaxnet.cost.rounds import seconds_a_step, warm_up
+    from jaxnet.cost.steps import check_batch, compute_only, full_step
+    from jaxnet.cost.workloads import named_workload
+
+    strategies = {label: labelled_strategy(label) for label in args.strategy}
+    workload, mesh = named_workload(args.model, args.batch), make_mesh()
+    check_batch(workload, mesh)
+    tasks = {COMPUTE: compute_only(workload, mesh)}
+    tasks |= {label: full_step(workload, strategy, mesh) for label, strategy in strategies.items()}
+    for task in tasks.values():
+        warm_up(task)
+    serve("jaxnet", lambda variant, steps: seconds_a_step(tasks[variant], steps))
+    return 0
+
+
+if __name__ == "__main__":
+    exit_cleanly(main, leave)

@@ -1,0 +1,184 @@
+"""`jaxnet bench`: how fast messages travel, and what a training step hides of that."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from jaxnet.cli.parser import Parser, given_path, mesh_sizes, positive
+from jaxnet.cost.sizes import byte_size
+from jaxnet.errors import InputError, exit_cleanly
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    Commands = argparse._SubParsersAction[Parser]
+
+Choice = TypeVar("Choice")
+
+_DESCRIPTION = """\
+Measure communication on the processes and devices that there are: those of one process, emulated on the CPU
+with --mesh, or all of a job. Process 0 prints."""
+
+_COLLECTIVES = """\
+Time collectives and algorithms over each mesh axis, with nccl-tests' columns. Sizes are those of nccl-tests:
+what all-reduce sums, reduce-scatter takes in, all-gather gives out. Every first result is checked, and the exit
+status is 1 if one was wrong."""
+
+_STEP = """\
+Time whole training steps, their compute alone and their communication alone, in interleaved rounds, beside the
+least that the strategy's schedule could take."""
+
+_EXAMPLES = """\
+examples:
+  jaxnet bench collectives --mesh 2x4 --bytes 1KiB,1MiB
+  jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host
+  jaxnet bench step --mesh 2x4 --strategy xla --strategy ddp:4MiB --strategy hierarchical
+  jaxnet launch local --processes 2 -- jaxnet bench step --strategy flat --strategy ddp --model vgg
+"""
+
+
+def add_parser(commands: "Commands") -> None:
+    """Add `bench` to the commands of `jaxnet`."""
+    bench = commands.add_parser("bench", help="measure communication", description=_DESCRIPTION, epilog=_EXAMPLES)
+    kinds = bench.add_commands("KIND")
+    _add_collectives(kinds)
+    _add_step(kinds)
+
+
+def _add_collectives(kinds: "Commands") -> None:
+    parser = _subcommand(kinds, "collectives", "time single collectives", _COLLECTIVES, run_collectives)
+    parser.add_argument("--bytes", type=_sizes, default="1KiB,64KiB,1MiB,4MiB,32MiB", metavar="SIZES")
+    parser.add_argument("--axis", action="append", metavar="AXIS", help="host, device or host+device; default: all")
+    parser.add_argument("--algorithm", action="append", metavar="NAME", help="default: all")
+    parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed calls; default 20")
+
+
+def _add_step(kinds: "Commands") -> None:
+    parser = _subcommand(kinds, "step", "time training steps", _STEP, run_step)
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        required=True,
+        metavar="NAME[:BYTES]",
+        help="see `jaxnet strategies`; BYTES: its bucket size; ratios are to the first",
+    )
+    parser.add_argument("--model", default="dense", metavar="NAME", help="dense, vgg, resnet50 or small")
+    parser.add_argument("--batch", type=positive, metavar="N", help="examples a host; default: the model's")
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="default 7")
+    parser.add_argument("--steps-per-round", type=positive, default=5, metavar="N", help="default 5")
+    parser.add_argument(
+        "--bucket-bytes", type=_size, metavar="BYTES", help="for every strategy that has buckets of a set size"
+    )
+    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="draw it too; needs matplotlib")
+
+
+def _subcommand(
+    kinds: "Commands", name: str, summary: str, description: str, run: Callable[[argparse.Namespace], int]
+) -> Parser:
+    parser = kinds.add_parser(name, help=summary, description=description, epilog=_EXAMPLES)
+    parser.add_argument(
+        "--mesh",
+        type=mesh_sizes,
+        metavar="HxD",
+        help="hosts x devices; a single process emulates them on the CPU, several must have that many",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=lambda args: _run_in_job(run, args))
+    return parser
+
+
+def _run_in_job(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    from jaxnet.cluster.leave import leave
+
+    exit_cleanly(lambda: run(args), leave)
+
+
+def run_collectives(args: argparse.Namespace) -> int:
+    """Run `jaxnet bench collectives`."""
+    from jaxnet.cost.collectives import communicating_axes, measure_collectives
+    from jaxnet.cost.tables import collectives_text
+    from jaxnet.cost.transfers import TRANSFERS
+
+    names = args.algorithm or list(TRANSFERS)
+    transfers = [_choose("--algorithm", name, TRANSFERS) for name in names]
+    mesh = _start(args)
+    axes = {"+".join(over): over for over in communicating_axes(mesh)}
+    chosen = [_choose("--axis", name, axes) for name in args.axis or axes]
+    rows, peaks = measure_collectives(mesh, args.bytes, chosen, transfers, args.iterations)
+    if args.json:
+        found = {"mesh": dict(mesh.shape), "peaks": peaks, "rows": [vars(row) for row in rows]}
+        _print(json.dumps(found, indent=2))
+    else:
+        _print(collectives_text(rows, peaks, mesh.shape))
+    return int(any(row.wrong for row in rows))
+
+
+def run_step(args: argparse.Namespace) -> int:
+    """Run `jaxnet bench step`."""
+    from jaxnet.cost.labels import labelled_strategy
+    from jaxnet.cost.plot import check_plot, plot_steps
+    from jaxnet.cost.step_bench import bench_steps
+    from jaxnet.cost.tables import step_text
+    from jaxnet.cost.workloads import named_workload
+
+    if args.plot:
+        check_plot(args.plot)
+    strategies = {label: labelled_strategy(label, args.bucket_bytes) for label in args.strategy}
+    workload = named_workload(args.model, args.batch)
+    mesh = _start(args)
+    report = bench_steps(workload, strategies, mesh, args.rounds, args.steps_per_round)
+    _print(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
+    if args.plot and _prints():
+        plot_steps(report, args.plot)
+    return 0
+
+
+def _start(args: argparse.Namespace) -> "Mesh":
+    """Join the job, if there is one, and make the mesh."""
+    import jax
+
+    from jaxnet.cluster.start import start
+    from jaxnet.comm import make_mesh, mesh_size
+
+    if start().process_count == 1 and args.mesh:
+        # Emulated devices have to be asked for before any device is used.
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", args.mesh[0] * args.mesh[1])
+    if args.mesh and args.mesh[0] * args.mesh[1] != jax.device_count():
+        raise InputError(f"--mesh {args.mesh[0]}x{args.mesh[1]}: the job has {jax.device_count()} devices")
+    mesh = make_mesh(args.mesh[0] if args.mesh else None)
+    if mesh_size(mesh) == 1:
+        raise InputError(
+            "there is one device, so nothing travels: emulate some with --mesh 2x4, or start several processes, as in "
+            "jaxnet launch local --processes 2 -- jaxnet bench ..."
+        )
+    return mesh
+
+
+def _choose(option: str, name: str, there: Mapping[str, Choice]) -> Choice:
+    if name not in there:
+        raise InputError(f"{option} {name}: there is {', '.join(there)}")
+    return there[name]
+
+
+def _prints() -> bool:
+    import jax
+
+    return jax.process_index() == 0
+
+
+def _print(text: str) -> None:
+    if _prints():
+        print(text, flush=True)
+
+
+def _size(text: str) -> int:
+    try:
+        return byte_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _sizes(text: str) -> list[int]:
+    return [_size(part) for part in text.split(",")]

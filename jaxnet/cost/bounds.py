@@ -1,0 +1,112 @@
+"""The least that a step can take: the longest chain of what cannot happen at the same time.
+
+A schedule decides what may overlap. Every chain below is a sequence in which each part needs the one before, of
+measured compute and of the fewest bytes at the measured peak of their link, so no implementation of the
+schedule is faster. Latency, copies, and the cores that communication itself needs are left out: a bound, no prediction.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from jaxnet.comm import Collective, wire_bytes_per_axis
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Seconds of a step without communication, up to four moments; later ones are never smaller.
+
+    Attributes:
+        forward: the loss is known.
+        first: the gradients of the first bucket are known.
+        gradients: all gradients are known.
+        step: parameters are updated.
+    """
+
+    forward: float
+    first: float
+    gradients: float
+    step: float
+
+    @classmethod
+    def measured(cls, forward: float, first: float, gradients: float, step: float) -> "Compute":
+        """From separate measurements, whose noise may put one before another: the smaller value then counts.
+
+        >>> Compute.measured(forward=1.0, first=2.5, gradients=2.25, step=3.0).first
+        2.25
+        """
+        gradients = min(gradients, step)
+        first = min(first, gradients)
+        return cls(min(forward, first), first, gradients, step)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Seconds that links are busy; the busiest link, where a strategy uses several.
+
+    Attributes:
+        scatter: what travels once gradients are known: all of an all-reduce, or the reduce-scatters.
+        last: of that, the bucket that is ready last.
+        gather: what has to arrive before forward can use it: the all-gathers of `deferred`, else 0.
+        head: of that, the bucket that is used first.
+    """
+
+    scatter: float
+    last: float
+    gather: float = 0.0
+    head: float = 0.0
+
+
+def bound_after(compute: Compute, wire: Wire) -> float:
+    """`step + scatter`: nothing travels before backward ends, and the update needs the last of it.
+
+    >>> bound_after(Compute(1, 2, 5, 6), Wire(scatter=10, last=3))
+    16
+    """
+    return compute.step + wire.scatter
+
+
+def bound_during(compute: Compute, wire: Wire) -> float:
+    """`max(step, first + scatter, gradients + last)`.
+
+    The link cannot start before the first bucket is ready; the last bucket cannot start before backward ends.
+
+    >>> bound_during(Compute(1, 2, 5, 6), Wire(scatter=10, last=3))
+    12
+    """
+    return max(compute.step, compute.first + wire.scatter, compute.gradients + wire.last)
+
+
+def bound_deferred(compute: Compute, wire: Wire) -> float:
+    """`max(gather + scatter, head + first + scatter, head + gradients + last, gather + backward + last)`.
+
+    Gathers may overlap forward and scatters backward. But forward needs the first gather and backward the last
+    one, and then as in `during`. `backward = gradients - forward`. The update is left out: each device does its part.
+
+    >>> bound_deferred(Compute(1, 2, 5, 6), Wire(scatter=5, last=1.5, gather=5, head=1.5))
+    10.5
+    """
+    backward = compute.gradients - compute.forward
+    return max(
+        wire.gather + wire.scatter,
+        wire.head + compute.first + wire.scatter,
+        wire.head + compute.gradients + wire.last,
+        wire.gather + backward + wire.last,
+    )
+
+
+def busiest_link(collectives: Iterable[Collective], peaks: Mapping[str, float]) -> float:
+    """Seconds that the busiest axis needs for the fewest bytes of `collectives`.
+
+    Args:
+        collectives: a plan's, or a part of them.
+        peaks: bytes a second that a device can send, by axes as `wire_bytes_per_axis` names them.
+
+    >>> busiest_link([Collective("all-reduce", ("host",), 2, 250, "float32")], {"host": 500.0})
+    2.0
+    """
+    return max((sent / peaks[axes] for axes, sent in wire_bytes_per_axis(collectives).items()), default=0.0)
+
+
+def one_by_one(collectives: Iterable[Collective], peaks: Mapping[str, float]) -> float:
+    """Seconds that `collectives` need where each takes the result of the one before: those of one bucket."""
+    return sum(sent / peaks[axes] for axes, sent in wire_bytes_per_axis(collectives).items())

@@ -1,0 +1,28 @@
+"""Strategies as a benchmark names them, so that one can stand in a table at several bucket sizes."""
+
+from jaxnet.comm import Strategy, named_strategy
+from jaxnet.cost.sizes import byte_size
+from jaxnet.errors import InputError
+
+
+def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
+    """The strategy `NAME`, or `NAME:BYTES` with buckets of that size.
+
+    Args:
+        label: what the user wrote.
+        bucket_bytes: for a `NAME` alone, if that strategy has buckets of a set size.
+
+    >>> labelled_strategy("hierarchical:4MiB").name
+    'hierarchical'
+    """
+    name, colon, size = label.partition(":")
+    try:
+        own = named_strategy(name, byte_size(size) if colon else None)
+    except ValueError as error:
+        raise InputError(f"--strategy {label}: {error}") from None
+    if colon or bucket_bytes is None:
+        return own
+    try:
+        return named_strategy(name, bucket_bytes)
+    except ValueError:  # it has no bucket size to set
+        return own

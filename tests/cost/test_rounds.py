@@ -1,0 +1,59 @@
+"""The round structure: everything once a round, backwards every other, the same on every process."""
+
+import jax
+import numpy as np
+
+from jaxnet.comm import make_mesh
+from jaxnet.cost.processes import gathered, wait_for_all
+from jaxnet.cost.rounds import interleave, seconds_a_step
+from jaxnet.cost.steps import Task
+from support.ranks import Ranks
+
+
+def recorder(name, calls):
+    def program(state, batch):
+        calls.append(name)
+        return state + 1, ()
+
+    return Task(program, np.zeros(()), np.zeros(()))
+
+
+def test_rounds_are_interleaved_and_turned():
+    calls = []
+    tasks = {name: recorder(name, calls) for name in "abc"}
+    times = interleave(tasks, 3, 1)
+    assert "".join(calls) == "aabbcc" + "abc" + "cba" + "abc"
+    assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3, "c": 3}
+    assert all(task.state == 2 + 3 for task in tasks.values())
+
+
+def test_a_task_is_called_on_its_own_state():
+    task = recorder("a", [])
+    assert seconds_a_step(task, 4) >= 0
+    assert task.state == 4
+
+
+def test_one_process_gathers_from_itself():
+    np.testing.assert_array_equal(gathered(np.array([1.0, 2.0])), [[1, 2]])
+    wait_for_all()
+
+
+def slow_and_fast(rank):
+    """Rank 1 is told to be a thousand times slower; both must report its time."""
+    make_mesh()
+
+    def program(state, batch):
+        for _ in range(1 if rank == 0 else 1000):
+            state = jax.block_until_ready(state + 1)
+        return state, ()
+
+    return seconds_a_step(Task(program, jax.numpy.zeros(()), None), 2), gathered(
+        np.array([float(rank)])
+    ).ravel().tolist()
+
+
+def test_a_round_is_as_long_as_its_slowest_process():
+    with Ranks(slow_and_fast, 2) as ranks:
+        (first, seen), (second, also_seen) = ranks.results()
+    assert first == second
+    assert seen == also_seen == [0.0, 1.0]

@@ -1,0 +1,112 @@
+"""A line of the step table by hand, and a whole report on a small workload."""
+
+import json
+from dataclasses import replace
+
+import jax
+import pytest
+
+from jaxnet import comm
+from jaxnet.cost import step_bench
+from jaxnet.cost.labels import labelled_strategy
+from jaxnet.cost.plot import check_plot, plot_steps
+from jaxnet.cost.shapes import Sizes
+from jaxnet.cost.step_bench import bench_steps, make_figures
+from jaxnet.cost.tables import step_text
+from jaxnet.cost.workloads import named_workload
+from jaxnet.errors import InputError
+
+WORKLOAD = replace(named_workload("small"), sizes=Sizes(leaves=((16, 16),) * 8, example=(16,), batch=8))
+
+
+def test_a_line_by_hand():
+    """Rounds of 400, 300 and 500 ms; 200 of compute; 400 of communication, of which 200 are exposed."""
+    line = make_figures("ddp", "during", [0.4, 0.3, 0.5], compute=0.2, communication=0.4, bound=0.32, base=0.5)
+    assert line.step_ms == pytest.approx(400)
+    assert line.min_ms == pytest.approx(300)
+    assert line.spread_percent == pytest.approx(50)
+    assert line.exposed_ms == pytest.approx(200)
+    assert line.overlap == pytest.approx(0.5)
+    assert line.over_bound == pytest.approx(1.25)
+    assert line.ratio == pytest.approx(0.8)
+    assert line.rounds_ms == pytest.approx([400, 300, 500])
+
+
+@pytest.fixture(scope="module")
+def report():
+    patch = pytest.MonkeyPatch()
+    patch.setattr(step_bench, "link_peak", lambda mesh, axes: 1e9)
+    mesh = comm.make_mesh(2, jax.devices()[:8])
+    labels = ("xla", "flat", "ddp:4KiB", "zero")
+    try:
+        return bench_steps(WORKLOAD, {label: labelled_strategy(label) for label in labels}, mesh, 3, 1)
+    finally:
+        patch.undo()
+
+
+def test_a_report_has_a_line_a_strategy(report):
+    assert [(line.label, line.schedule) for line in report.figures] == [
+        ("xla", "xla"),
+        ("flat", "after"),
+        ("ddp:4KiB", "during"),
+        ("zero", "deferred"),
+    ]
+    assert report.figures[0].ratio == 1
+    assert all(len(line.rounds_ms) == 3 for line in report.figures)
+    assert set(report.compute_ms) == {"forward", "gradients", "compute"}
+    assert set(report.peaks) == {"host+device", "host", "device"}
+
+
+def test_every_line_adds_up(report):
+    for line in report.figures:
+        assert line.exposed_ms == pytest.approx(line.step_ms - line.compute_ms)
+        assert line.overlap == pytest.approx(1 - line.exposed_ms / line.communication_ms)
+        assert line.over_bound == pytest.approx(line.step_ms / line.bound_ms)
+        assert line.bound_ms > 0
+    assert len({line.compute_ms for line in report.figures}) == 1
+
+
+def test_schedule_after_is_bounded_by_compute_and_wire(report):
+    """8 KiB over 8 devices at 1 GB/s: each sends 7/8 of it twice."""
+    flat = report.figures[1]
+    assert flat.bound_ms == pytest.approx(flat.compute_ms + 1.75 * 8192 / 1e6)
+
+
+def test_as_json_and_as_text(report):
+    read = json.loads(json.dumps(report.as_json()))
+    assert read["figures"][2]["label"] == "ddp:4KiB"
+    lines = step_text(report).splitlines()
+    assert lines[0].startswith("small, 8 examples a host, mesh 2x4")
+    assert [line.split()[0] for line in lines[-4:]] == ["xla", "flat", "ddp:4KiB", "zero"]
+
+
+def test_a_plot_is_written(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "steps.png"
+    check_plot(path)
+    plot_steps(report, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match="--plot needs matplotlib, which is not installed: pip install"):
+        check_plot(tmp_path / "steps.png")
+
+
+def test_a_plot_that_could_not_be_written(tmp_path):
+    with pytest.raises(InputError, match="there is no directory"):
+        check_plot(tmp_path / "none" / "steps.png")
+    with pytest.raises(InputError, match=r"wanted a file name that ends in \.png"):
+        check_plot(tmp_path / "steps.pdf")
+
+
+def test_labels():
+    assert labelled_strategy("ddp:4MiB").name == "ddp"
+    assert labelled_strategy("xla", 2**20).reducer is None  # it has no buckets, and needs no size
+    with pytest.raises(InputError, match="--strategy ddp:4MB: '4MB' must be a number of bytes"):
+        labelled_strategy("ddp:4MB")
+    with pytest.raises(InputError, match=r"--strategy xla:4MiB: strategy 'xla' has no bucket size"):
+        labelled_strategy("xla:4MiB")
+    with pytest.raises(InputError, match=r"--strategy fla: .*did you mean 'flat'"):
+        labelled_strategy("fla")

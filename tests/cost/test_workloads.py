@@ -1,0 +1,50 @@
+"""The workloads are what they are called, and can be trained on for long."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxnet.cost.shapes import SIZES
+from jaxnet.cost.workloads import named_workload
+from jaxnet.errors import InputError
+
+
+def parameters(name):
+    return [math.prod(leaf) for leaf in SIZES[name].leaves]
+
+
+def test_resnet50_has_its_161_gradients():
+    """25,557,032 parameters: the count of every published ResNet-50 with 1000 classes."""
+    sizes = parameters("resnet50")
+    assert len(sizes) == 161
+    assert sum(sizes) == 25_557_032
+    assert sum(len(leaf) == 4 for leaf in SIZES["resnet50"].leaves) == 53
+
+
+def test_sizes_of_the_others():
+    assert parameters("dense") == [1024 * 1024] * 8
+    assert parameters("small") == [256] * 64  # 1 KB each
+    vgg = parameters("vgg")
+    assert max(vgg) / sum(vgg) > 0.75
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_leaf_has_a_gradient_and_steps_lower_the_loss(name):
+    workload = named_workload(name, 2)
+    params = workload.initial()
+    x = np.random.default_rng(0).standard_normal(workload.examples(2).shape, np.float32)
+    loss, grads = jax.jit(jax.value_and_grad(workload.loss))(params, x)
+    assert np.isfinite(loss)
+    assert [grad.shape for grad in grads] == list(workload.sizes.leaves)
+    assert all(np.isfinite(grad).all() and np.abs(grad).max() > 0 for grad in grads)
+    square = sum(float((grad**2).sum()) for grad in grads)
+    step = 0.01 * float(loss) / square
+    after = jax.jit(workload.loss)([p - step * g for p, g in zip(params, grads, strict=True)], x)
+    assert float(after) < float(loss)
+
+
+def test_an_unknown_workload():
+    with pytest.raises(InputError, match="no workload 'vgg16'; there are: dense, vgg, resnet50, small"):
+        named_workload("vgg16")
