@@ -1,0 +1,34 @@
+"""Arithmetic of spans against sets of whole instants."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxnet.report.spans import Span, common, total, union, without
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda pair: Span(pair[0], sum(pair))), max_size=9
+)
+
+
+def instants(spans):
+    return {instant for span in spans for instant in range(span.start, span.end)}
+
+
+@given(SPANS)
+def test_a_union_is_disjoint_in_order_and_holds_the_same_instants(spans):
+    merged = union(spans)
+    assert instants(merged) == instants(spans)
+    assert total(merged) == len(instants(spans))
+    assert all(span.start < span.end for span in merged)
+    assert all(before.end < after.start for before, after in pairwise(merged))
+
+
+@given(SPANS, SPANS)
+def test_common_and_without_share_out_the_instants(a, b):
+    a, b = union(a), union(b)
+    assert instants(common(a, b)) == instants(a) & instants(b)
+    assert instants(without(a, b)) == instants(a) - instants(b)
+    assert total(common(a, b)) + total(without(a, b)) == total(a)
+    assert common(a, b) == common(b, a)
