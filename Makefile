@@ -13,15 +13,18 @@ LOCK_PYTHONS ?= python3.11 python3.12 python3.13
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
+MPI_STAMP := $(VENV)/.installed-mpi
 
-.PHONY: help install train test lint format bench hooks lock clean
+.PHONY: help install install-mpi train test lint format bench hooks lock clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) EXTRAS=$(EXTRAS) CONFIG=$(CONFIG) ARGS= WORKERS=$(WORKERS) TESTS= BENCH="
 
 install: $(STAMP)  ## make the local environment, with the versions in requirements.lock
+
+install-mpi: $(MPI_STAMP)  ## add mpi4jax, compiled against the MPI whose mpicc is on the PATH
 
 train: install  ## train: make train CONFIG=configs/digits.py ARGS='epochs=5'
 	$(BIN)/python train.py --config $(CONFIG) $(ARGS)
@@ -58,6 +61,15 @@ clean:  ## remove the environments, the caches and what a build left; keep runs/
 $(STAMP): pyproject.toml requirements.lock | $(BIN)/pip
 	@echo "Installing jaxnet[$(EXTRAS)] into $(VENV): a minute or so, 1.3 GB."
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# With an nvcc on the PATH it would be compiled for CUDA too, unless CUDA_PATH is a directory that holds no CUDA.
+$(MPI_STAMP): $(STAMP)
+	@command -v mpicc >/dev/null || { \
+	  echo "error: no mpicc on the PATH; on Debian and Ubuntu: apt-get install libopenmpi-dev openmpi-bin" >&2; exit 1; }
+	$(BIN)/pip install --quiet --constraint requirements.lock 'jaxnet[mpi-build]'
+	$(if $(findstring cuda,$(EXTRAS)),,CUDA_PATH=$(abspath $(BIN))) \
+	  $(BIN)/pip install --quiet --constraint requirements.lock --no-build-isolation 'jaxnet[mpi]'
 	@touch $@
 
 $(BIN)/pip:

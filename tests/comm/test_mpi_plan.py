@@ -1,0 +1,91 @@
+"""What MPI will carry and what is refused, without MPI: plans, the choice by size, the reading of programs."""
+
+import sys
+
+import jax
+import pytest
+
+from jaxnet import comm
+from jaxnet.comm import hlo, mpi_ranks
+from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
+
+
+def test_mpi4jax_that_is_missing_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4jax", None)
+    with pytest.raises(ImportError, match=r"needs mpi4jax.*libopenmpi-dev.*jaxnet\[mpi\].*make install-mpi"):
+        mpi_all_reduce()
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "JAX_NUM_PROCESSES"])
+def test_a_launcher_that_mpi_does_not_know_is_refused(name):
+    mpi_ranks.refuse_other_launchers({name: "1"})
+    with pytest.raises(RuntimeError, match=f"{name}=4"):
+        mpi_ranks.refuse_other_launchers({name: "4"})
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_planned_bytes(ranks):
+    spec = jax.ShapeDtypeStruct((ranks * 100,), "float32")
+    sent = {a: sum(c.wire_bytes for c in planned(a, spec, ranks)) for a in ALGORITHMS}
+    assert sent["ring"] == sent["library"] == 2 * (ranks - 1) * 400
+    assert sent["tree"] == 2 * (ranks - 1).bit_length() * ranks * 400
+    assert planned("ring", spec, 1) == ()
+
+
+@pytest.mark.parametrize("ranks", range(2, 10))
+def test_a_tree_leads_from_every_rank_to_the_root_and_back(ranks):
+    rounds = [c.pairs for c in planned("tree", jax.ShapeDtypeStruct((4,), "float32"), ranks)]
+    held = {rank: {rank} for rank in range(ranks)}
+    for hops in rounds[: len(rounds) // 2]:
+        for sender, receiver in hops:
+            assert not held[sender] & held[receiver]
+            held[receiver] |= held[sender]
+    assert held[0] == set(range(ranks))
+    knowing = {0}
+    for hops in rounds[len(rounds) // 2 :]:
+        assert {sender for sender, _ in hops} <= knowing
+        knowing |= {receiver for _, receiver in hops}
+    assert knowing == set(range(ranks))
+
+
+def test_small_messages_take_few_rounds_and_large_ones_few_bytes():
+    def chosen(elements, ranks, dtype="float32"):
+        return choose_algorithm(jax.ShapeDtypeStruct((elements,), dtype), ranks)
+
+    assert [chosen(n, 2) for n in (0, 1, 2**14 - 1, 2**14, 2**25)] == ["library"] * 3 + ["ring"] * 2
+    assert [chosen(2**14, ranks) for ranks in (2, 3)] == ["ring", "library"]
+    assert [chosen(n, 2, "bfloat16") for n in (4, 2**20)] == ["tree", "ring"]
+
+
+CALL = (
+    '  %{name} = (f32[8]{{0}}, token[]) custom-call(%x, %t), custom_call_target="mpi_{target}_ffi",'
+    " custom_call_has_side_effect=true, backend_config={{nitems = 8 : i64}}"
+)
+
+
+def test_calls_in_branches_of_a_switch_over_devices_count_once():
+    lines = [
+        "%one (p: f32[8]) -> f32[8] {",
+        CALL.format(name="a", target="sendrecv"),
+        "}",
+        "%two (p: f32[8]) -> f32[8] {",
+        CALL.format(name="b", target="sendrecv"),
+        "}",
+        "ENTRY %main (x: f32[8]) -> f32[8] {",
+        CALL.format(name="c", target="allreduce"),
+        "  %d = f32[8]{0} conditional(%i, %x, %x), branch_computations={%one, %two}",
+        "}",
+    ]
+    found = hlo.collectives_in("\n".join(lines))
+    assert [(item.name, item.kind, item.arrays, item.transport) for item in found] == [
+        ("a", "collective-permute", (("float32", 8),), "mpi"),
+        ("c", "all-reduce", (("float32", 8),), "mpi"),
+    ]
+
+
+def test_a_sum_by_xla_does_not_stand_for_one_by_mpi():
+    text = "ENTRY %main (x: f32[8]) -> f32[8] {\n  %a = f32[8]{0} all-reduce(%x), replica_groups={{0,1}}\n}"
+    spec = jax.ShapeDtypeStruct((8,), "float32")
+    check = comm.verify(text, planned("library", spec, 2), {"host": 2, "device": 1})
+    assert not check.ok
+    assert len(check.extra) == 1
