@@ -4,19 +4,22 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxnet.cli import launch, plan, strategies
+from jaxnet.cli import bench, lab, launch, plan, strategies, timeline
 from jaxnet.cli.parser import Parser
 from jaxnet.errors import exit_cleanly
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
-_COMMANDS = (launch, plan, strategies)
+_COMMANDS = (launch, lab, plan, strategies, bench, timeline)
 
 _EXAMPLES = """\
 examples:
   jaxnet launch local --processes 2 -- train.py --config configs/digits.py
   jaxnet launch local --help
+  jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py
   jaxnet plan --config configs/digits.py strategy=hierarchical
   jaxnet strategies
+  jaxnet bench step --mesh 2x4 --strategy xla --strategy hierarchical
+  jaxnet timeline runs/digits
 """
 
 

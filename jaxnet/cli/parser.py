@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from jaxnet.errors import InputError
 
+_MOST_DEVICES = 1024  # each is emulated, with threads of its own
+
 
 class Parser(argparse.ArgumentParser):
     """`argparse` with InputError in place of usage dumps, and the nearest name for an unknown sub-command."""
@@ -65,3 +67,14 @@ def given_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("wanted a path, got nothing")
     return Path(text)
+
+
+def mesh_sizes(text: str) -> tuple[int, int]:
+    """HOSTSxDEVICES, such as 2x4, for `type=`."""
+    sizes = text.split("x")
+    if len(sizes) != 2 or not all(size.isascii() and size.isdigit() for size in sizes):
+        raise InputError(f"--mesh {text}: wanted HOSTSxDEVICES, such as 2x4")
+    hosts, devices = map(int, sizes)
+    if not 1 <= hosts * devices <= _MOST_DEVICES:
+        raise InputError(f"--mesh {text}: wanted 1 to {_MOST_DEVICES} devices in all")
+    return hosts, devices

@@ -4,13 +4,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from jaxnet.cli.parser import Parser
-from jaxnet.errors import InputError
+from jaxnet.cli.parser import Parser, mesh_sizes
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
-
-_MOST_DEVICES = 1024  # each is emulated, with threads of its own
 
 _DESCRIPTION = """\
 Plan the communication of a training step on a mesh of emulated CPU devices: the buckets, the bytes that each
@@ -32,7 +29,7 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument("--config", required=True, help="a Python file with get_config()")
     parser.add_argument(
         "--mesh",
-        type=_mesh,
+        type=mesh_sizes,
         default=(2, 4),
         metavar="HxD",
         help="hosts x devices, whatever the config says; default 2x4",
@@ -66,13 +63,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(plan_text(experiment, mesh, check))
     return 0
-
-
-def _mesh(text: str) -> tuple[int, int]:
-    sizes = text.split("x")
-    if len(sizes) != 2 or not all(size.isascii() and size.isdigit() for size in sizes):
-        raise InputError(f"--mesh {text}: wanted HOSTSxDEVICES, such as 2x4")
-    hosts, devices = map(int, sizes)
-    if not 1 <= hosts * devices <= _MOST_DEVICES:
-        raise InputError(f"--mesh {text}: wanted 1 to {_MOST_DEVICES} devices in all")
-    return hosts, devices

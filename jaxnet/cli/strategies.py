@@ -1,39 +1,131 @@
-"""`jaxnet strategies`: the ways in which gradients can travel."""
+"""`jaxnet strategies`: the ways in which gradients can travel, and with a config, what each would send."""
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from jaxnet.cli.parser import Parser
+from jaxnet.cli.parser import Parser, mesh_sizes
+from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
+    from jaxnet.comm import Strategy
+    from jaxnet.training.config import Config
+
     Commands = argparse._SubParsersAction[Parser]
+
+_DESCRIPTION = """\
+List the communication strategies. With a config, also what each would send in a training step of that model:
+collectives, bytes that each device sends over each axis, and their sum beside that of one flat all-reduce. Bytes
+are the fewest that the operation needs; a permute counts for all devices, though in a tree few of them send."""
 
 _EXAMPLES = """\
 examples:
   jaxnet strategies
-  jaxnet strategies --json
+  jaxnet strategies --config configs/digits.py
+  jaxnet strategies --config configs/fashion_mnist.py --mesh 4x8 bucket_bytes=1000000
+  jaxnet strategies --config configs/digits.py --json
 """
 
 
 def add_parser(commands: "Commands") -> None:
     """Add `strategies` to the commands of `jaxnet`."""
     parser = commands.add_parser(
-        "strategies", help="list the communication strategies", description=__doc__, epilog=_EXAMPLES
+        "strategies", help="list the communication strategies", description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    parser.add_argument("--config", help="a Python file with get_config(): also show what its model would send")
+    parser.add_argument(
+        "--mesh", type=mesh_sizes, metavar="HxD", help="with --config: hosts x devices, whatever it says; default 2x4"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_overrides()
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every strategy with its schedule and source."""
+    """Print every strategy with its schedule and source, or with what it would send."""
+    if args.config is not None:
+        rows, lines = _for_config(args)
+    else:
+        if args.mesh or args.overrides:
+            given = "--mesh" if args.mesh else args.overrides[0]
+            raise InputError(f"{given}: give --config FILE too; without a model there is nothing to send")
+        rows = _described()
+        lines = (f"{row['name']:<17} {row['schedule']:<8}  {row['summary']}" for row in rows)
+    print(json.dumps(rows, indent=2) if args.json else "\n".join(lines))
+    return 0
+
+
+def _described() -> list[dict[str, Any]]:
     from jaxnet.comm import STRATEGIES
 
-    made = [make() for make in STRATEGIES.values()]
-    if args.json:
-        rows = [{"name": s.name, "schedule": s.schedule, "summary": s.summary} for s in made]
-        print(json.dumps(rows, indent=2))
-    else:
-        for strategy in made:
-            print(f"{strategy.name:<14} {strategy.schedule:<7} {strategy.summary}")
-    return 0
+    return [_row(make()) for make in STRATEGIES.values()]
+
+
+def _row(strategy: "Strategy") -> dict[str, Any]:
+    return {
+        "name": strategy.name,
+        "schedule": strategy.schedule,
+        "exact": strategy.exact,
+        "summary": strategy.summary,
+    }
+
+
+def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterator[str]]:
+    import jax
+
+    hosts, devices = args.mesh or (2, 4)
+    # Emulated devices have to be asked for before any device is used.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", hosts * devices)
+
+    from jaxnet.comm import make_mesh
+    from jaxnet.training.config_file import load_config
+    from jaxnet.training.experiment import prepare
+
+    config = load_config(args.config, args.overrides)
+    mesh = make_mesh(hosts)
+    experiment = prepare(config, mesh, config.data.load("train"))
+    shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
+    rows = _planned(config, [shapes[index] for index in experiment.order], dict(mesh.shape))
+    return rows, _table(rows)
+
+
+def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int]) -> list[dict[str, Any]]:
+    """What each strategy sends of leaves of these shapes, in backward order."""
+    from jaxnet.comm import STRATEGIES, all_reduce, bucketed, named_strategy, wire_bytes_per_axis
+    from jaxnet.comm.strategies import has_bucket_size
+
+    flat = bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives
+    least = sum(wire_bytes_per_axis(flat).values())
+    rows = []
+    for name in STRATEGIES:
+        strategy = named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
+        row = _row(strategy)
+        if strategy.reducer is not None:
+            collectives = strategy.reducer.plan(shapes, mesh).collectives
+            sent = wire_bytes_per_axis(collectives)
+            total = sum(sent.values())
+            row |= {
+                "messages": len(collectives),
+                "wire_bytes_per_axis": sent,
+                "wire_bytes_per_step": total,
+                "ratio_to_flat": total / least if least else None,
+            }
+        rows.append(row)
+    return rows
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    axes = list(dict.fromkeys(axis for row in rows for axis in row.get("wire_bytes_per_axis", ())))
+    heads = "".join(f"{axis:>14}" for axis in axes)
+    yield f"{'':<17} {'':<8} {'':>8}  bytes that each device sends in a step over"
+    yield f"{'strategy':<17} {'schedule':<8} {'messages':>8}{heads}  of flat"
+    for row in rows:
+        start = f"{row['name']:<17} {row['schedule']:<8}"
+        if "messages" not in row:
+            yield f"{start} as XLA decides"
+            continue
+        sent = "".join(f"{row['wire_bytes_per_axis'].get(axis, 0):>14,}" for axis in axes)
+        ratio = row["ratio_to_flat"]
+        yield f"{start} {row['messages']:>8}{sent}  {'' if ratio is None else f'{ratio:7.3f}'}"

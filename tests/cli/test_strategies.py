@@ -1,0 +1,55 @@
+"""`jaxnet strategies`: the list, and what each strategy would send of a model."""
+
+import json
+
+import pytest
+
+from jaxnet.cli.main import run
+from jaxnet.comm import STRATEGIES
+from support.programs import ROOT
+
+DIGITS = str(ROOT / "configs/digits.py")
+
+
+def printed(capsys, *arguments):
+    assert run(["strategies", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def rows(capsys):
+    rows = json.loads(printed(capsys, "--config", DIGITS, "--json"))
+    return {row["name"]: row for row in rows}
+
+
+def test_the_list_names_every_strategy_once(capsys):
+    lines = printed(capsys).splitlines()
+    assert [line.split()[0] for line in lines] == list(STRATEGIES)
+    assert [row["name"] for row in json.loads(printed(capsys, "--json"))] == list(STRATEGIES)
+
+
+def test_flat_is_one_message_and_the_measure_of_the_others(rows):
+    gradient_bytes = rows["flat"]["wire_bytes_per_step"] * 8 / (2 * 7)
+    assert rows["flat"]["messages"] == 1
+    assert rows["flat"]["ratio_to_flat"] == 1
+    assert rows["per_leaf"]["ratio_to_flat"] == pytest.approx(1, abs=1e-4)
+    assert rows["hierarchical"]["wire_bytes_per_axis"]["host"] == pytest.approx(gradient_bytes / 4, rel=1e-3)
+    assert rows["fp16"]["ratio_to_flat"] == pytest.approx(0.5, abs=1e-3)
+    assert rows["cntk_1bit"]["ratio_to_flat"] < 1 / 16
+
+
+def test_what_xla_sends_is_not_known(rows):
+    assert "messages" not in rows["xla"]
+
+
+def test_the_table_has_a_line_a_strategy_and_a_column_an_axis(capsys):
+    heads, *lines = printed(capsys, "--config", DIGITS, "--mesh", "2x4").splitlines()[1:]
+    assert {"host", "device", "host+device"} <= set(heads.split())
+    assert [line.split()[0] for line in lines] == list(STRATEGIES)
+
+
+def test_bucket_bytes_reach_the_strategies_that_have_them(capsys):
+    rows = json.loads(printed(capsys, "--config", DIGITS, "--json", "bucket_bytes=65536"))
+    messages = {row["name"]: row.get("messages") for row in rows}
+    assert messages["ddp"] > 1
+    assert messages["flat"] == 1
