@@ -7,6 +7,7 @@ handing it to the runtime. The bound is the same state through a bare `jax.jit` 
 """
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -20,8 +21,9 @@ import optax
 
 from jaxnet.comm import make_mesh, named_strategy, split_by_example
 from jaxnet.models import Model, Variables
+from jaxnet.training.layout import make_layout
 from jaxnet.training.loss import Result
-from jaxnet.training.state import make_state
+from jaxnet.training.state import first_state
 from jaxnet.training.step import make_train_step
 
 LAYERS, PARAMS, STATS = 53, 161, 106
@@ -69,7 +71,8 @@ def main() -> None:
     args = parser.parse_args()
     mesh, optimizer, strategy = make_mesh(), optax.sgd(0.1, 0.9), named_strategy("hierarchical")
     step = make_train_step(loss_fn, optimizer, strategy, mesh)
-    state = make_state(tiny_model(), optimizer, strategy.reducer, mesh, (1, 1, 1), 0)
+    make = functools.partial(first_state, tiny_model(), optimizer, strategy.reducer, mesh, (1, 1, 1), 0)
+    state = make_layout(jax.eval_shape(make), optimizer, mesh, strategy).make(make)
     batch = {"label": np.zeros(8, np.int32), "id": np.zeros(8, np.int32)}
     placed = jax.device_put(batch, split_by_example(mesh))
     bare = jax.jit(lambda state, _: (jax.tree.map(lambda leaf: leaf + 1, state), 0), donate_argnums=0)

@@ -10,6 +10,7 @@ from jaxnet.cluster.address import check_interface
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place
 from jaxnet.cluster.leave import leave_on_uncaught_errors
 from jaxnet.cluster.rendezvous import meet
+from jaxnet.cluster.threads import spare_thread
 from jaxnet.errors import InputError
 
 
@@ -65,6 +66,7 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
         gloo.listen_on(interface=place.interface)
     elif address:
         gloo.listen_on(hostname=address)
+    spare_thread()
     leave_on_uncaught_errors()
     return Cluster(
         process_index=jax.process_index() if place.process_index is None else place.process_index,

@@ -8,6 +8,7 @@ from jaxnet.comm.algorithms import cast as cast
 from jaxnet.comm.algorithms import scattered as scattered
 from jaxnet.comm.bucketed import after as after
 from jaxnet.comm.bucketed import bucketed as bucketed
+from jaxnet.comm.bucketed import during as during
 from jaxnet.comm.bucketed import grouped as grouped
 from jaxnet.comm.bucketed import in_order as in_order
 from jaxnet.comm.buckets import Bucket as Bucket
@@ -53,6 +54,7 @@ from jaxnet.comm.sharded import sharded as sharded
 from jaxnet.comm.strategies import STRATEGIES as STRATEGIES
 from jaxnet.comm.strategies import Strategy as Strategy
 from jaxnet.comm.strategies import named_strategy as named_strategy
+from jaxnet.comm.strategies import scheduled as scheduled
 from jaxnet.comm.transform import as_gradient_transformation as as_gradient_transformation
 from jaxnet.comm.trees import best_chunks as best_chunks
 from jaxnet.comm.verify import Check as Check

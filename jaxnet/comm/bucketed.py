@@ -11,7 +11,7 @@ from jaxnet.comm.buckets import BucketPlan, Leaf, plan_buckets, plan_groups
 from jaxnet.comm.merge import Groups
 from jaxnet.comm.packing import pack, unpack
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
-from jaxnet.comm.vma import require_varying
+from jaxnet.comm.vma import require_varying, same_along, varying_axes
 
 
 def bucketed(
@@ -145,7 +145,7 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
 def after(inner: Reducer) -> Reducer:
     """Schedule: nothing travels before backward has produced every gradient (S-Caffe's SC-B).
 
-    Without it the schedule is *during*: each bucket travels as soon as its own leaves are ready.
+    See `during` for the other schedule.
     `compiler_options` keeps the barrier from being compiled away.
     """
 
@@ -153,3 +153,25 @@ def after(inner: Reducer) -> Reducer:
         return inner.reduce(lax.optimization_barrier(grads), state)
 
     return inner._replace(reduce=reduce_fn)
+
+
+def during(inner: Reducer) -> Reducer:
+    """Schedule: a bucket travels as soon as backward has produced it (Caffe2, PyTorch DDP), in memory of its own.
+
+    Buckets depend on their own leaves alone, so it is the schedule of any bucketed reducer. But XLA gives the memory of
+    a gradient that is on its way to one that is computed later, which on CPU then waits until the first has
+    arrived, and nothing overlaps. So gradients are held until all sums are there, at the cost of as much memory as
+    they need, which is what PyTorch DDP's buckets cost.
+    """
+
+    def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        sums, state = inner.reduce(grads, state)
+        held, _ = lax.optimization_barrier((sums, grads))
+        return jax.tree.map(_typed_as, held, sums), state
+
+    return inner._replace(reduce=reduce_fn)
+
+
+def _typed_as(value: jax.Array, like: jax.Array) -> jax.Array:
+    """A barrier lends each result the type of what varies most; `value` varies no more than `like`, which it is."""
+    return same_along(value, varying_axes(value) - varying_axes(like))

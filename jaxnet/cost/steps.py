@@ -20,7 +20,6 @@ from jaxnet.comm import (
     Reducer,
     Sharded,
     Strategy,
-    after,
     backward_order,
     compiler_options,
     in_order,
@@ -28,6 +27,7 @@ from jaxnet.comm import (
     one_per_device,
     parts_in_order,
     replicated,
+    scheduled,
     split_by_example,
 )
 from jaxnet.comm.vma import same_along
@@ -73,12 +73,12 @@ def check_batch(workload: Workload, mesh: Mesh) -> None:
 
 def full_step(workload: Workload, strategy: Strategy, mesh: Mesh) -> Task:
     """The step as `strategy` does it."""
-    if strategy.reducer is None:
+    reducer = scheduled(strategy, order_of(workload))
+    if reducer is None:
         return _partitioned(workload, mesh)
     if strategy.sharded is not None:
         return _deferred(workload, parts_in_order(order_of(workload), strategy.sharded), mesh)
-    reducer = in_order(order_of(workload), strategy.reducer)
-    return _replicated(workload, after(reducer) if strategy.schedule == "after" else reducer, mesh)
+    return _replicated(workload, reducer, mesh)
 
 
 def compute_only(workload: Workload, mesh: Mesh) -> Task:

@@ -83,7 +83,8 @@ def _mean(result: Result, devices: int, tracked_axes: tuple[str, ...]) -> Result
     parts = [leaf for leaf, d in zip(leaves, differs, strict=True) if d]
     if tracked_axes == AXES:
         parts = [lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying") for leaf in parts]
-    sums, _ = _ONE_MESSAGE.reduce(parts, _ONE_MESSAGE.init(parts, dict.fromkeys(AXES, 1)))
+    with jax.named_scope("metrics"):
+        sums, _ = _ONE_MESSAGE.reduce(parts, _ONE_MESSAGE.init(parts, dict.fromkeys(AXES, 1)))
     means = iter(sums)
     return jax.tree.unflatten(tree, [next(means) / devices if d else x for x, d in zip(leaves, differs, strict=True)])
 

@@ -11,7 +11,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, DEVICE, Collective, Reducer, Sharded, Strategy, backward_order
+from jaxnet.comm import AXES, DEVICE, Collective, Reducer, Sharded, Strategy, backward_order, scheduled
 from jaxnet.data import Source
 from jaxnet.models import Model, Variables, from_linen
 from jaxnet.training.config import Config
@@ -26,7 +26,6 @@ from jaxnet.training.step import (
     StepOptions,
     make_train_step,
     planned_collectives,
-    scheduled,
     scheduled_parts,
 )
 

@@ -16,13 +16,12 @@ from jaxnet.comm import (
     Reducer,
     Sharded,
     Strategy,
-    after,
     compiler_options,
-    in_order,
     mesh_size,
     one_per_device,
     parts_in_order,
     replicated,
+    scheduled,
     split_by_example,
 )
 from jaxnet.training.device_step import Metrics, StepFn, device_step, global_step, mean_plan
@@ -119,14 +118,6 @@ def _deferred(
         gather=lambda parts: shards.gather(parts, shapes),
     )
     return _shard_map(step, mesh, layout.specs)
-
-
-def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer | None:
-    """The strategy's reducer with its schedule, taking leaves in `order`; None if XLA does the reduction."""
-    if strategy.reducer is None:
-        return None
-    reducer = after(strategy.reducer) if strategy.schedule == "after" else strategy.reducer
-    return reducer if order is None else in_order(order, reducer)
 
 
 def scheduled_parts(strategy: Strategy, order: Sequence[int] | None = None) -> Sharded | None:

@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec as P
 from jaxnet import comm
 from jaxnet.comm import KiB, all_reduce, bucketed, scattered
 from jaxnet.comm.hlo import collectives_in, groups_over, parse_groups
-from jaxnet.training.step import scheduled
 
 LAYERS, WIDTH = 4, 64
 LAYER_BYTES = WIDTH * WIDTH * 4
@@ -92,7 +91,7 @@ def test_a_plan_for_other_axes_does_not_pass():
 
 @pytest.mark.parametrize("name", [name for name in comm.STRATEGIES if name != "xla"])
 def test_named_strategies_survive(name):
-    hlo, planned = compiled(scheduled(comm.named_strategy(name)))
+    hlo, planned = compiled(comm.scheduled(comm.named_strategy(name)))
     check = comm.verify(hlo, planned, MESH_SIZES)
     assert check.ok, check.explain()
     assert not check.extra

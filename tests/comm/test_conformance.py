@@ -60,7 +60,8 @@ REDUCERS = {
     "leaf_by_leaf_from_the_last": Case(
         grouped(TWO_LEVEL, lambda sizes: [[leaf] for leaf in reversed(range(len(sizes)))])
     ),
-    "one_after_the_other": Case(comm.after(bucketed(TWO_LEVEL, 64))),
+    "after_backward": Case(comm.after(bucketed(TWO_LEVEL, 64))),
+    "during_backward": Case(comm.during(bucketed(TWO_LEVEL, 64))),
     "one_in_flight": Case(bucketed(FLAT, 1, split=False, in_flight=1)),
     "two_in_flight": Case(bucketed(TWO_LEVEL, 64, in_flight=2)),
     # The backend's own collectives, nested

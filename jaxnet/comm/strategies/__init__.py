@@ -18,6 +18,7 @@ from jaxnet.comm.strategies.staged import (
 )
 from jaxnet.comm.strategies.strategy import Schedule as Schedule
 from jaxnet.comm.strategies.strategy import Strategy as Strategy
+from jaxnet.comm.strategies.strategy import scheduled as scheduled
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     make.__name__: make

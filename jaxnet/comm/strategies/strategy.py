@@ -1,8 +1,10 @@
 """What a strategy is: a reducer and a schedule, with a name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxnet.comm.bucketed import after, during, in_order
 from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.sharded import Sharded
 
@@ -30,3 +32,12 @@ class Strategy:
     schedule: Schedule = "during"
     sharded: Sharded | None = None
     exact: bool = True
+
+
+def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer | None:
+    """The strategy's reducer with its schedule, taking leaves in `order`; None if XLA does the reduction."""
+    if strategy.reducer is None:
+        return None
+    reducer = strategy.reducer if order is None else in_order(order, strategy.reducer)
+    # The schedule is outermost: XLA:CPU orders operations by the order in which a barrier names them.
+    return during(reducer) if strategy.schedule == "during" else after(reducer)
