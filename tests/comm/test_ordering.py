@@ -134,3 +134,10 @@ def test_a_bound_leaves_the_first_buckets_during_backward(limit):
     begun = [start for start in starts(compiled(bucketed(FLAT, LAYER_BYTES, in_flight=limit))) if start < PRODUCTS]
     assert len(begun) >= min(limit, LAYERS - 2)
     assert begun[0] == LAYERS + 4
+
+
+def test_gradients_on_their_way_keep_their_memory_until_all_have_been_sent():
+    hlo = compiled(comm.during(bucketed(FLAT, LAYER_BYTES)))
+    [held] = re.findall(r" = \((.*)\) opt-barrier\(", hlo)
+    assert len(re.findall(rf"f32\[{WIDTH},{WIDTH}\]", held)) == 2 * LAYERS
+    assert " opt-barrier(" not in compiled(bucketed(FLAT, LAYER_BYTES))

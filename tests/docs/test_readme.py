@@ -60,6 +60,13 @@ def test_a_command_names_what_is_there(line):
 
 def check(words):
     match words:
+        case ["sudo", *command]:
+            check([command[0].removeprefix(".venv/bin/"), *command[1:]])
+        case ["jaxnet", "lab", *arguments]:
+            inner = in_the_lab(["lab", *arguments])
+            check([inner[0].removeprefix(".venv/bin/"), *inner[1:]])
+        case ["jaxnet", "bench" | "timeline", *_]:  # they take their time, or a run
+            ask([*words, "--help"])
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))
         case ["train.py", *arguments] | ["python", "train.py", *arguments]:
@@ -67,12 +74,26 @@ def check(words):
             load_config(args.config, args.overrides)
         case ["jaxnet", "launch", *arguments]:
             check(launched(["launch", *arguments]))
-        case ["jaxnet", *arguments]:
-            command = [sys.executable, "-m", "jaxnet", *arguments]
-            done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
-            assert (done.returncode, done.stderr) == (0, "")
+        case ["jaxnet", *_]:
+            ask(words)
         case _:
             raise AssertionError(f"a command that the tests do not know: {words}")
+
+
+def ask(words):
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def in_the_lab(arguments):
+    """What `jaxnet lab` would start on each host."""
+    commands = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxnet.cluster.lab.run.run_lab", lambda command, _: commands.append(command) or 0)
+        assert run_jaxnet(arguments) == 0
+    [command] = commands
+    return command
 
 
 def check_make(target, settings):
