@@ -27,8 +27,13 @@ def assert_same(run, reference, tolerance=2e-5):
 
 
 @pytest.mark.parametrize("strategy", EXACT)
-@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (8, 1)], ids=str)
-def test_every_strategy_trains_as_one_device_does(strategy, shape, reference):
+def test_every_exact_strategy_trains_as_one_device_does(strategy, reference):
+    assert_same(tiny.run(tiny.setup(tiny.cnn(norm=True, **GLOBAL), strategy, (2, 4))), reference)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "hierarchical", "zero"])
+@pytest.mark.parametrize("shape", [(1, 8), (8, 1)], ids=str)
+def test_one_host_or_one_device_a_host_changes_nothing(strategy, shape, reference):
     assert_same(tiny.run(tiny.setup(tiny.cnn(norm=True, **GLOBAL), strategy, shape)), reference)
 
 

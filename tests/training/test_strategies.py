@@ -1,4 +1,4 @@
-"""Every named strategy trains: the exact ones as `flat` does, the others from the same first loss."""
+"""Every named strategy that sends less than the sum trains nearly as `flat` does (test_step.py has the exact ones)."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from jaxnet import comm
 from support import tiny
 
 STEPS = 3
-OURS = [name for name in comm.STRATEGIES if name != "xla"]
+LOSSY = [name for name, make in comm.STRATEGIES.items() if not make().exact]
 
 
 def run(strategy):
@@ -20,14 +20,11 @@ def flat():
     return run("flat")
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", LOSSY)
 def test_three_steps_on_two_hosts_of_four(name, flat):
     losses, state = run(name)
-    if comm.named_strategy(name).exact:
-        np.testing.assert_allclose(losses, flat[0], rtol=1e-5)
-    else:
-        np.testing.assert_allclose(losses[0], flat[0][0], rtol=1e-5)
-        np.testing.assert_allclose(losses, flat[0], rtol=0.1)
+    np.testing.assert_allclose(losses[0], flat[0][0], rtol=1e-5)
+    np.testing.assert_allclose(losses, flat[0], rtol=0.1)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
