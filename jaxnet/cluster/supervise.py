@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ from jaxnet.cluster.ranks import ranks as named
 _TETHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py"))]
 _LONGEST_LINE = 1 << 20  # a longer one is shown in pieces, so that output without line ends fills no memory
 _DRAIN_SECONDS = 2.0
-_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+"""What a launcher passes on to what it started."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
     signal kills. Nothing survives this process, see `jaxnet.cluster.tether`.
     """
     job = _Job(grace_seconds)
-    with _signals_to(job.events):
+    with signals_to(lambda number: job.events.put(signal.Signals(number))):
         for rank in ranks:
             job.launch(rank)
         job.watch()
@@ -215,13 +216,11 @@ def _kill_group(group: int) -> None:
 
 
 @contextmanager
-def _signals_to(events: "queue.SimpleQueue[Ended | signal.Signals]") -> Iterator[None]:
-    def handle(number: int, _frame: object) -> None:
-        events.put(signal.Signals(number))
-
+def signals_to(take: Callable[[int], None]) -> Iterator[None]:
+    """Inside, `take` gets the signals that a launcher passes on, instead of ending this process by them."""
     # One that is ignored stays so: a job started in the background of a script must not end at Ctrl-C.
-    caught = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in caught}
+    caught = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _frame: take(number)) for number in caught}
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """A thread for computation beside the one that a collective holds."""
 
 import os
+import sys
 
 _VARIABLES = ("PJRT_NPROC", "NPROC")  # either decides; the second is an older name
 
@@ -11,5 +12,6 @@ def spare_thread() -> None:
     XLA:CPU takes as many threads as the process has cores, and a Gloo collective holds one until all hosts have
     answered. A process with one core would have none left, and nothing would overlap.
     """
-    if len(os.sched_getaffinity(0)) == 1 and not any(name in os.environ for name in _VARIABLES):
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    if cores == 1 and not any(name in os.environ for name in _VARIABLES):
         os.environ[_VARIABLES[0]] = "2"

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from jaxnet.comm import codecs
 from jaxnet.comm.codecs.bits import pack_bits, packed_size, unpack_bits
+from support.shares import every_share
 
 BLOCK = 16
 CODECS = {
@@ -166,17 +167,7 @@ def test_compiled_codecs_equal_those_run_step_by_step(codec):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("codec", "share"),
-    [
-        (codecs.float16, 1 / 2),
-        (codecs.bfloat16, 1 / 2),
-        (codecs.int8(block=256), 1 / 4 + 1 / 256),
-        (codecs.one_bit(block=1024), 1 / 32 + 2 / 1024),
-        (codecs.two_bit(0.5), 1 / 16),
-        (codecs.top_k(1 / 128), 2 / 128),
-    ],
-)
+@every_share
 def test_share_of_the_bytes_of_float32(codec, share):
     size = 2**16
     sent = codec.spec(jax.ShapeDtypeStruct((size,), "float32"))

@@ -1,10 +1,10 @@
 """Compressed sums: what plans promise, as a share of an all-reduce in float32; `test_compressed.py` checks programs."""
 
 import jax
-import pytest
 
 from jaxnet import comm
 from jaxnet.comm import AXES, MiB, all_reduce, bucketed, codecs, compressed, compressed_scattered, scattered
+from support.shares import every_share
 
 
 def wire_bytes(reducer, axis_sizes, size=2**20):
@@ -12,18 +12,7 @@ def wire_bytes(reducer, axis_sizes, size=2**20):
     return comm.wire_bytes_per_axis(plan.collectives)
 
 
-@pytest.mark.parametrize(
-    ("codec", "share"),
-    [
-        (codecs.float16, 1 / 2),
-        (codecs.bfloat16, 1 / 2),
-        (codecs.int8(block=256), 1 / 4 + 1 / 256),
-        (codecs.one_bit(block=1024), 1 / 32 + 2 / 1024),
-        (codecs.two_bit(0.5), 1 / 16),
-        (codecs.top_k(1 / 128), 2 / 128),
-    ],
-    ids=["float16", "bfloat16", "int8", "one_bit", "two_bit", "top_k"],
-)
+@every_share
 def test_planned_bytes_as_a_share_of_an_all_reduce_in_float32(codec, share):
     for devices in (2, 8):
         sizes = {"host": 1, "device": devices}

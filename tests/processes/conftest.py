@@ -1,9 +1,12 @@
-"""What tests on the hosts of a lab share."""
+"""What whole runs, and tests on the hosts of a lab, share."""
+
+import functools
 
 import pytest
 
 from support.lab import RANK, impossible, outside
 from support.programs import jaxnet, write_program
+from support.training_runs import finish
 
 
 @pytest.fixture
@@ -19,3 +22,16 @@ def lab(tmp_path):
     before = outside()
     yield start
     assert outside() == before
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """`run(place, *overrides)`: the workdir of a run that nothing broke; each is run once."""
+
+    @functools.cache
+    def unbroken(*way):
+        workdir = tmp_path_factory.mktemp("run")
+        finish(workdir, *way)
+        return workdir
+
+    return unbroken

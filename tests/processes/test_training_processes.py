@@ -1,6 +1,5 @@
 """What crosses processes in training: one curve on any topology, and resumes that lose nothing."""
 
-import functools
 import json
 import os
 import re
@@ -49,19 +48,6 @@ WAYS = {
     "pmap": (EIGHT, "mode=pmap"),
 }
 EVERY_WAY = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """`run(place, *overrides)`: the workdir of a run that nothing broke; each is run once."""
-
-    @functools.cache
-    def unbroken(*way):
-        workdir = tmp_path_factory.mktemp("run")
-        finish(workdir, *way)
-        return workdir
-
-    return unbroken
 
 
 @EVERY_WAY

@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import json
-import shutil
 from dataclasses import replace
 
 import flax.linen as nn
@@ -30,7 +28,6 @@ from jaxnet.training.state import abstract_state, first_state
 from jaxnet.training.step import StepOptions, make_train_step
 from support import tiny
 from support.checkpointing import assert_same_bits
-from support.training_runs import EIGHT, ONE, TWO, arrays, finish, losses
 
 DEFERRED = [name for name, make in comm.STRATEGIES.items() if make().schedule == "deferred"]
 MESHES = [(1, 8), (2, 4), (3, 2)]
@@ -339,49 +336,3 @@ def test_pmap_is_refused_with_the_way_out():
 def test_a_step_without_a_layout_is_refused():
     with pytest.raises(ValueError, match="'zero' carries parts: it takes mode 'shard_map' and a layout"):
         tiny.setup(tiny.cnn(), "zero", mode="pmap")
-
-
-# ---- Whole runs, in processes of their own ----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """`run(place, *overrides)`: the workdir of a run that nothing broke; each is run once."""
-
-    @functools.cache
-    def unbroken(*way):
-        workdir = tmp_path_factory.mktemp("run")
-        finish(workdir, *way)
-        return workdir
-
-    return unbroken
-
-
-ZERO = "strategy=zero"
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("way", [(EIGHT, ZERO, "hosts=2"), (TWO, ZERO)], ids=["8 devices", "2 processes"])
-def test_the_loss_curve_of_a_run_is_that_of_hierarchical(run, way):
-    np.testing.assert_allclose(losses(run(*way)), losses(run(ONE)), rtol=1e-5)
-
-
-@pytest.mark.processes
-def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(run, tmp_path):
-    unbroken = run(TWO, ZERO)
-    workdir = shutil.copytree(unbroken, tmp_path / "copy")
-    for step in ("000060", "000040"):
-        shutil.rmtree(workdir / "checkpoints" / step)
-    finish(workdir, TWO, ZERO)
-    assert_same_bits(arrays(workdir), arrays(unbroken))
-    assert json.loads((workdir / "summary.json").read_text())["finished"]
-
-
-@pytest.mark.processes
-def test_a_run_continues_under_another_strategy_and_topology(run, tmp_path):
-    workdir = shutil.copytree(run(TWO, ZERO), tmp_path / "copy")
-    for step in ("000060", "000040"):
-        shutil.rmtree(workdir / "checkpoints" / step)
-
-    finish(workdir, EIGHT, "--allow-config-change", "strategy=hierarchical")
-    np.testing.assert_allclose(losses(workdir), losses(run(ONE)), rtol=1e-5)

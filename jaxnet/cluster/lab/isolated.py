@@ -6,6 +6,7 @@ used. It ends when this process does. So there is nothing to clean up, after `ki
 that a later start could find.
 """
 
+import functools
 import os
 import select
 import signal
@@ -16,10 +17,8 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from jaxnet.cluster.lab import kernel
-from jaxnet.cluster.supervise import exit_status
+from jaxnet.cluster.supervise import FORWARDED, exit_status, signals_to
 from jaxnet.errors import InputError, exit_cleanly
-
-_FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_isolated(main: Callable[[], int]) -> int:
@@ -31,13 +30,13 @@ def run_isolated(main: Callable[[], int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     alive, ours = os.pipe()  # closed by our end alone, whatever that is
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is somebody to pass them on to
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is somebody to pass them on to
     try:
         child = _fork_first_process()
         if child == 0:
             os.close(ours)
             _live(main, alive, mask)
-        with _passed_on_to(child):
+        with signals_to(functools.partial(_pass_on, child)):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             _, status = os.waitpid(child, 0)
     finally:
@@ -68,7 +67,7 @@ def _live(main: Callable[[], int], alive: int, mask: set[int]) -> NoReturn:
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)  # the parent died before the kernel was asked
         os.setsid()  # Ctrl-C reaches the parent alone, which passes it on
-        for number in _FORWARDED:
+        for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _end)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -97,19 +96,9 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-@contextmanager
-def _passed_on_to(process: int) -> Iterator[None]:
-    def handle(number: int, _frame: object) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(process, number)
-
-    caught = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in caught}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _pass_on(process: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 @contextmanager

@@ -40,4 +40,4 @@ def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer
         return None
     reducer = strategy.reducer if order is None else in_order(order, strategy.reducer)
     # The schedule is outermost: XLA:CPU orders operations by the order in which a barrier names them.
-    return during(reducer) if strategy.schedule == "during" else after(reducer)
+    return after(reducer) if strategy.schedule == "after" else during(reducer)
