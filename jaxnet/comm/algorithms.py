@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.collective import Collective, Kind, axes_size
-from jaxnet.comm.factor import Axis, digit_of, groups_of
+from jaxnet.comm.factor import Axis, digit_of, groups_of, summed_over
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
-from jaxnet.comm.vma import require_varying
+from jaxnet.comm.vma import require_varying, same_along
 
 
 def all_reduce(*axes: str) -> Reducer:
@@ -22,6 +22,8 @@ def all_reduce(*axes: str) -> Reducer:
 
     def reduce(message: jax.Array) -> jax.Array:
         require_varying(message, axes, "the message")
+        if axes_size(axes, BOUND_AXES) == 1:
+            return same_along(message, axes)  # a collective of one device would be a copy (law L4)
         return lax.psum(message, axes)
 
     def plan(spec: jax.ShapeDtypeStruct, axis_sizes: Mapping[str, int]) -> Plan:
@@ -48,9 +50,12 @@ def scattered(axis: Axis, inner: Reducer) -> Reducer:
         return inner.init(part_of(spec, axis_sizes), axis_sizes)
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
-        name, groups = digit_of(axis, BOUND_AXES).axis, groups_of(axis, BOUND_AXES)
+        (name, size, _), groups = digit_of(axis, BOUND_AXES), groups_of(axis, BOUND_AXES)
         require_varying(message, (name,), "the message")
         part_of(message, BOUND_AXES)
+        if size == 1:
+            total, state = inner.reduce(message, state)
+            return summed_over(total, axis), state
         part = lax.psum_scatter(message, name, axis_index_groups=groups or None, tiled=True)
         part, state = inner.reduce(part, state)
         if groups:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.collective import Collective, Kind, axes_size
-from jaxnet.comm.reducer import AxisSizes
+from jaxnet.comm.reducer import BOUND_AXES, AxisSizes
+from jaxnet.comm.vma import same_along
 
 Stages = tuple[tuple[str, ...], ...]  # the axes of each stage of a reduce-scatter, in its order
 
@@ -15,7 +16,8 @@ Stages = tuple[tuple[str, ...], ...]  # the axes of each stage of a reduce-scatt
 def scatter_message(message: jax.Array, stages: Stages) -> jax.Array:
     """A device's part of the sum of `message`, whose length divides by the number of devices."""
     for axes in stages:
-        message = lax.psum_scatter(message, axes, tiled=True)
+        if axes_size(axes, BOUND_AXES) > 1:  # a collective of one device would be a copy (law L4)
+            message = lax.psum_scatter(message, axes, tiled=True)
     return message
 
 
@@ -23,7 +25,8 @@ def gather_message(part: jax.Array, stages: Stages) -> jax.Array:
     """The message of which every device holds a part; `stages` are those that scattered it."""
     for axes in reversed(stages):
         # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
-        part = lax.all_gather(part, axes, tiled=True, to="invarying")
+        several = axes_size(axes, BOUND_AXES) > 1
+        part = lax.all_gather(part, axes, tiled=True, to="invarying") if several else same_along(part, axes)
     return part
 
 

@@ -1,5 +1,7 @@
 """What compilers make of plans: buckets that survive, schedules that hold, and a check that notices when not."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -15,11 +17,11 @@ LAYER_BYTES = WIDTH * WIDTH * 4
 MESH_SIZES = {"host": 2, "device": 4}
 
 
-def mesh():
-    return comm.make_mesh(2, jax.devices()[:8])
+def mesh(sizes):
+    return comm.make_mesh(sizes["host"], jax.devices()[: sizes["host"] * sizes["device"]])
 
 
-def compiled(reducer, options=None):
+def compiled(reducer, options=None, mesh_sizes=MESH_SIZES):
     """A deep network's step, as optimized HLO, and the collectives planned for it."""
     shapes = {f"layer_{i}": jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32") for i in range(LAYERS)}
 
@@ -34,13 +36,13 @@ def compiled(reducer, options=None):
     def step(params, x):
         varying = jax.tree.map(lambda p: lax.pcast(p, comm.AXES, to="varying"), params)
         grads = jax.grad(loss)(varying, x)
-        sums, _ = reducer.reduce(grads, reducer.init(grads, MESH_SIZES))
+        sums, _ = reducer.reduce(grads, reducer.init(grads, mesh_sizes))
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, sums)
 
-    mapped = jax.shard_map(step, mesh=mesh(), in_specs=(P(), P(comm.AXES)), out_specs=P())
+    mapped = jax.shard_map(step, mesh=mesh(mesh_sizes), in_specs=(P(), P(comm.AXES)), out_specs=P())
     options = comm.compiler_options("cpu") if options is None else options
     hlo = jax.jit(mapped, compiler_options=options).lower(shapes, x).compile().as_text()
-    return hlo, reducer.plan(shapes, MESH_SIZES).collectives
+    return hlo, reducer.plan(shapes, mesh_sizes).collectives
 
 
 FOUR_BUCKETS = bucketed(all_reduce(*comm.AXES), LAYER_BYTES)
@@ -95,6 +97,13 @@ def test_named_strategies_survive(name):
     check = comm.verify(hlo, planned, MESH_SIZES)
     assert check.ok, check.explain()
     assert not check.extra
+
+
+@pytest.mark.parametrize("name", [name for name in comm.STRATEGIES if name != "xla"])
+def test_one_device_leaves_no_collective_in_the_program(name):  # L4: XLA would make a copy of each
+    hlo, planned = compiled(comm.scheduled(comm.named_strategy(name)), mesh_sizes={"host": 1, "device": 1})
+    assert not planned
+    assert not re.findall(r"(?:all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)\(", hlo)
 
 
 def test_all_notations_of_groups_mean_the_same():
