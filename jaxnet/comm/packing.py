@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxnet.comm.buckets import Bucket, BucketPlan, Piece
 
@@ -19,6 +20,9 @@ def pack(plan: BucketPlan, leaves: Sequence[jax.Array]) -> list[jax.Array]:
 
 def _pack_bucket(bucket: Bucket, flat: Sequence[jax.Array]) -> jax.Array:
     parts = [_cut(flat[piece.leaf], piece) for piece in bucket.pieces]
+    if len(parts) > 1:
+        # Else XLA:CPU fuses reshapes into the concatenation, a loop that finds out for each element whose it is.
+        parts = lax.optimization_barrier(parts)
     if bucket.padded > bucket.size:
         parts.append(jnp.zeros(bucket.padded - bucket.size, bucket.dtype))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
