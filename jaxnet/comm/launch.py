@@ -1,0 +1,187 @@
+"""Messages made by several programs and summed by others, launched from two threads so that they overlap.
+
+What PJRT's CPU client does decides the form. A program that was compiled for several devices waits for the one such
+before it, so all that computes is compiled for this process's device alone, and only what sums spans the mesh. And a
+program waits for the one that the same thread launched before, so sums are launched by a thread of their own.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import jax
+from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
+
+from jaxnet.comm.compiler import compiler_options
+from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, replicated, split_by_example
+from jaxnet.comm.pieces import Program, cut
+from jaxnet.comm.reducer import PyTree, Reducer
+
+
+class HasText(Protocol):
+    """A program in one of its stages."""
+
+    def as_text(self) -> str | None: ...
+
+
+class Summed(NamedTuple):
+    """A message of one dim, and the bucket reducer that sums it."""
+
+    reducer: Reducer
+    spec: jax.ShapeDtypeStruct
+
+
+class Launch:
+    """`launch(arguments, states) -> (sums, states)`: the messages of a function, summed over the mesh.
+
+    Arguments and sums lie on the one device of this process, states of the reducers, one a message, on the mesh:
+    [hosts, devices, ...]; they are donated. All processes must call it alike.
+
+    An error in either thread is raised by the call; what was not launched by then is not launched any more.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[tuple[Program, jax.stages.Compiled]],
+        sums: Sequence[jax.stages.Compiled],
+        mesh: Mesh,
+    ) -> None:
+        self._pieces = pieces
+        self._sums = sums
+        self._mesh = mesh
+        self._helper = ThreadPoolExecutor(1, "reductions")
+
+    def __call__(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[jax.Array], list[PyTree]]:
+        values = dict(enumerate(jax.tree.leaves(arguments)))
+        stop = threading.Event()
+        travelling: list[Future[tuple[jax.Array, PyTree]]] = []
+        try:
+            for piece, program in self._pieces:
+                if piece.reads or piece.gives:
+                    values.update(zip(piece.gives, program(*(values[number] for number in piece.reads)), strict=True))
+                for number in piece.results:
+                    place = len(travelling)
+                    travelling.append(self._helper.submit(self._sum, place, values[number], states[place], stop))
+                for number in piece.drops:
+                    values.pop(number)
+            done = [future.result() for future in travelling]
+        except BaseException:
+            stop.set()
+            raise
+        return [total for total, _ in done], [state for _, state in done]
+
+    def as_text(self) -> str:
+        """All programs, in the order in which they are launched."""
+        return _text(self._pieces, self._sums)
+
+    def _sum(self, place: int, message: jax.Array, state: PyTree, stop: threading.Event) -> tuple[jax.Array, PyTree]:
+        if stop.is_set():
+            raise CancelledError
+        try:
+            shape = (mesh_size(self._mesh) * message.size,)
+            spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [message])
+            total, state = self._sums[place](spread, state)
+            return total.addressable_data(0), state
+        except BaseException:
+            stop.set()
+            raise
+
+
+class LoweredLaunch(NamedTuple):
+    """A `Launch` before compilation; messages alike share a program."""
+
+    pieces: list[tuple[Program, jax.stages.Lowered]]
+    sums: list[jax.stages.Lowered]
+    mesh: Mesh
+
+    def compile(self) -> Launch:
+        """Compile each program once."""
+        sums = {id(lowered): lowered for lowered in self.sums}
+        compiled = {key: lowered.compile() for key, lowered in sums.items()}
+        pieces = [(piece, lowered.compile()) for piece, lowered in self.pieces]
+        return Launch(pieces, [compiled[id(lowered)] for lowered in self.sums], self.mesh)
+
+    def as_text(self) -> str:
+        """All programs, in the order in which they are launched."""
+        return _text(self.pieces, self.sums)
+
+
+def lower_launch(
+    function: Callable[..., Sequence[jax.Array]],
+    shapes: Sequence[PyTree],
+    summed: Sequence[Summed],
+    mesh: Mesh,
+    *,
+    at_once: bool = False,
+) -> LoweredLaunch:
+    """The programs of a `Launch`.
+
+    Args:
+        function: gives a message for each of `summed`.
+        shapes: its arguments as `jax.ShapeDtypeStruct`.
+        summed: the messages, in the order in which they travel.
+        mesh: axes ('host', 'device'), one device of each process.
+        at_once: no message travels before all have been computed.
+    """
+    places = range(len(summed))
+    pieces = cut(function, shapes, [places] if at_once else [[place] for place in places])
+    alike = {one: _lower_sum(one, mesh) for one in summed}
+    programs = [
+        (piece, lower_here(piece.run, [pieces.shapes[n] for n in piece.reads], mesh)) for piece in pieces.programs
+    ]
+    return LoweredLaunch(programs, [alike[one] for one in summed], mesh)
+
+
+def lower_here(
+    function: Callable[..., PyTree], shapes: Sequence[PyTree], mesh: Mesh, donate: tuple[int, ...] = ()
+) -> jax.stages.Lowered:
+    """`function` of arguments of these shapes as a program of the one device that this process has on the mesh.
+
+    Raises:
+        ValueError: this process has several devices on the mesh, or none.
+    """
+    if len(mesh.local_devices) != 1:
+        raise ValueError(f"wanted one device of each process on the mesh, got {len(mesh.local_devices)}")
+    here = SingleDeviceSharding(mesh.local_devices[0])
+    placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    # An argument that is replaced unread would otherwise be left out, and not donated.
+    return jax.jit(function, donate_argnums=donate, out_shardings=here, keep_unused=True).lower(*placed)
+
+
+def here(tree: PyTree) -> PyTree:
+    """What this process's device holds of arrays on the mesh; nothing is copied."""
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+
+
+def everywhere(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Arrays of this process's device, the same on all, as arrays on the mesh; nothing is copied."""
+    sharding = replicated(mesh)
+    return jax.tree.map(lambda leaf: jax.make_array_from_single_device_arrays(leaf.shape, sharding, [leaf]), tree)
+
+
+def _lower_sum(summed: Summed, mesh: Mesh) -> jax.stages.Lowered:
+    own = PartitionSpec(HOST, DEVICE)
+
+    def on_device(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+        total, state = summed.reducer.reduce(message, jax.tree.map(lambda leaf: leaf[0, 0], state))
+        return total, jax.tree.map(lambda leaf: leaf[None, None], state)
+
+    def on_mesh(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape = (*mesh.shape.values(), *leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=one_per_device(mesh))
+
+    states = jax.tree.map(on_mesh, jax.eval_shape(lambda: summed.reducer.init(summed.spec, mesh.shape)))
+    shape = (mesh_size(mesh) * summed.spec.size,)
+    message = jax.ShapeDtypeStruct(shape, summed.spec.dtype, sharding=split_by_example(mesh))
+    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(PartitionSpec(AXES), own), out_specs=(PartitionSpec(), own))
+    options = compiler_options(mesh.devices.flat[0].platform)
+    return jax.jit(mapped, donate_argnums=1, compiler_options=options).lower(message, states)
+
+
+def _text(pieces: Sequence[tuple[Program, HasText]], sums: Sequence[HasText]) -> str:
+    """Each piece before the sums of its results."""
+    waiting = iter(sums)
+    programs = [program for piece, run in pieces for program in (run, *itertools.islice(waiting, len(piece.results)))]
+    return "\n".join(program.as_text() or "" for program in programs)

@@ -1,0 +1,127 @@
+"""The training step as several programs: those that compute, a sum for each message, and one that updates."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from jaxnet.comm import Reducer, Strategy, mesh_size
+from jaxnet.comm.launch import Launch, LoweredLaunch, Summed, everywhere, here, lower_here, lower_launch
+from jaxnet.comm.messages import Messages, messages_of
+from jaxnet.training.device_step import Metrics, one_message, update_state
+from jaxnet.training.gradients import example_keys, loss_gradient
+from jaxnet.training.loss import Batch, LossFn, PyTree, Result
+from jaxnet.training.state import TrainState
+
+
+class CompiledPieces:
+    """`step(state, batch) -> (state, metrics)`, as a compiled step of one program is called."""
+
+    def __init__(self, launch: Launch, update: jax.stages.Compiled, mesh: Mesh, others: int) -> None:
+        self._launch = launch
+        self._update = update
+        self._mesh = mesh
+        self._others: list[PyTree] = [()] * others  # messages that are not gradients have no state
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        own = here(state._replace(comm=()))
+        sums, states = self._launch((own, here(batch)), [*self._others, *state.comm])
+        new, metrics = everywhere(self._update(own, sums), self._mesh)
+        return new._replace(comm=tuple(states[len(self._others) :])), metrics
+
+    def as_text(self) -> str:
+        """All programs, in the order in which they are launched."""
+        return "\n".join((self._launch.as_text(), self._update.as_text() or ""))
+
+
+class LoweredPieces(NamedTuple):
+    """The programs before compilation."""
+
+    launch: LoweredLaunch
+    update: jax.stages.Lowered
+    others: int
+
+    def compile(self) -> CompiledPieces:
+        """Compile each program once."""
+        return CompiledPieces(self.launch.compile(), self.update.compile(), self.launch.mesh, self.others)
+
+    def as_text(self) -> str:
+        """All programs, in the order in which they are launched."""
+        return "\n".join((self.launch.as_text(), self.update.as_text()))
+
+
+class PiecesStep:
+    """The step of mode 'pieces', used as a `jax.jit` function is; arguments as for `make_train_step`.
+
+    Metrics and running averages are one message more, the first: they are there when forward ends.
+
+    Raises:
+        ValueError: the strategy does not sum gradients message by message.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        optimizer: optax.GradientTransformation,
+        strategy: Strategy,
+        mesh: Mesh,
+        order: Sequence[int] | None,
+        microbatches: int = 1,
+        average_decay: float | None = None,
+    ) -> None:
+        self._reducer = message_reducer(strategy)
+        self._at_once = strategy.schedule == "after"
+        self._loss_fn = loss_fn
+        self._optimizer = optimizer
+        self._mesh = mesh
+        self._order = order
+        self._microbatches = microbatches
+        self._average_decay = average_decay
+        self._compiled: CompiledPieces | None = None
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        if self._compiled is None:
+            self._compiled = self.lower(state, batch).compile()
+        return self._compiled(state, batch)
+
+    def lower(self, state: TrainState, batch: PyTree) -> LoweredPieces:
+        """The programs for a state and a batch of these shapes; arrays will do."""
+        devices = mesh_size(self._mesh)
+        share = lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // devices, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+        shapes = (state._replace(comm=()), jax.tree.map(share, batch))
+        gradients = messages_of(self._reducer, state.params, self._mesh.shape, self._order)
+        _, result = jax.eval_shape(self._gradients, *shapes)
+        others = messages_of(one_message(), result, self._mesh.shape)
+
+        def messages(state: TrainState, batch: Batch) -> list[jax.Array]:
+            grads, result = self._gradients(state, batch)
+            return [*others.pack(result), *gradients.pack(grads)]
+
+        summed = [Summed(of.reducer, spec) for of in (others, gradients) for spec in of.specs]
+        launch = lower_launch(messages, shapes, summed, self._mesh, at_once=self._at_once)
+        update = lambda state, sums: self._update(state, sums, others, gradients)  # noqa: E731
+        specs = [one.spec for one in summed]
+        return LoweredPieces(launch, lower_here(update, (shapes[0], specs), self._mesh, donate=(0,)), len(others.specs))
+
+    def _gradients(self, state: TrainState, batch: Batch) -> tuple[PyTree, Result]:
+        keys = example_keys(state.key, state.step, batch["id"])
+        return loss_gradient(self._loss_fn, state.params, state.stats, batch, keys, self._microbatches)
+
+    def _update(
+        self, state: TrainState, sums: Sequence[jax.Array], others: Messages, gradients: Messages
+    ) -> tuple[TrainState, Metrics]:
+        means = [total / mesh_size(self._mesh) for total in sums]
+        count = len(others.specs)
+        result, grads = others.unpack(means[:count]), gradients.unpack(means[count:])
+        new = update_state(state, grads, result.stats, self._optimizer, self._average_decay)
+        return new, result.metrics
+
+
+def message_reducer(strategy: Strategy) -> Reducer:
+    """The strategy's reducer, if the step can be in pieces."""
+    reducer = strategy.reducer
+    if reducer is None or reducer.message is None or strategy.schedule not in ("during", "after"):
+        raise ValueError(f"strategy {strategy.name!r} does not sum gradients message by message, as mode 'pieces' does")
+    return reducer

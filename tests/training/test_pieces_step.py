@@ -1,0 +1,95 @@
+"""Mode 'pieces' trains as mode 'shard_map' does, with what it computes, sends and keeps cut into several programs."""
+
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from configs.digits import get_config
+from jaxnet import comm
+from jaxnet.errors import InputError
+from jaxnet.training.config_check import check_config, check_fit
+from support import tiny
+
+ONE = (1, 1)
+SENDS_GRADIENTS = [name for name, make in comm.STRATEGIES.items() if make().schedule in ("during", "after")]
+IN_PIECES = [name for name in SENDS_GRADIENTS if (reducer := comm.STRATEGIES[name]().reducer) and reducer.message]
+
+
+def programs(step):
+    return len(re.findall(r"^HloModule", step.as_text(), re.MULTILINE))
+
+
+def assert_same(model, strategy, **options):
+    """Losses and final states of both modes on one device."""
+    wanted, got = (tiny.run(tiny.setup(model, strategy, ONE, mode=mode, **options)) for mode in ("shard_map", "pieces"))
+    np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
+    assert jax.tree.structure(wanted[1]) == jax.tree.structure(got[1])
+    for (path, want), leaf in zip(jax.tree.leaves_with_path(wanted[1]), jax.tree.leaves(got[1]), strict=True):
+        assert leaf.dtype == want.dtype
+        np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-5, err_msg=str(path))
+
+
+def test_it_trains_as_one_program_does():
+    assert_same(tiny.cnn(norm=True), "per_leaf")
+
+
+def test_with_leaves_split_over_buckets_microbatches_a_moving_average_and_clipping():
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-3))
+    options = {"bucket_bytes": 1024, "microbatches": 4, "average_decay": 0.9}
+    assert_same(tiny.cnn(), "hierarchical", optimizer=optimizer, **options)
+
+
+def test_a_piece_for_each_bucket_and_a_state_that_is_donated():
+    """Metrics with forward, then a bucket a leaf; a sum for each; the update."""
+    setup = tiny.setup(tiny.cnn(norm=True), "per_leaf", ONE, mode="pieces")
+    step = setup.step.lower(setup.state, tiny.batch(0)).compile()
+    assert programs(step) == 2 * (1 + len(jax.tree.leaves(setup.state.params))) + 1
+    before = setup.state
+    after, metrics = step(before, jax.device_put(tiny.batch(0), comm.split_by_example(setup.mesh)))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    for leaf, sharding in zip(jax.tree.leaves(after), jax.tree.leaves(setup.layout.shardings), strict=True):
+        assert leaf.sharding == sharding
+    assert {leaf.sharding for leaf in jax.tree.leaves(metrics)} == {comm.replicated(setup.mesh)}
+
+
+def test_under_schedule_after_one_piece_computes_everything():
+    setup = tiny.setup(tiny.cnn(), "flat", ONE, mode="pieces")
+    assert programs(setup.step.lower(setup.state, tiny.batch(0)).compile()) == 1 + 2 + 1
+
+
+@pytest.mark.parametrize("strategy", sorted(set(comm.STRATEGIES) - {"xla"} - set(IN_PIECES)))
+def test_a_strategy_that_sums_otherwise_is_refused(strategy):
+    config = replace(get_config(), strategy=strategy, mode="pieces")
+    with pytest.raises(InputError, match=f"mode=pieces does not go with strategy={strategy}.*; use mode=shard_map"):
+        check_config(config)
+
+
+def test_what_goes_with_it_passes():
+    for strategy in IN_PIECES:
+        check_config(replace(get_config(), strategy=strategy, mode="pieces"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"strategy": "xla"}, "mode=pieces does not go with strategy=xla"),
+        ({"batch_norm": "global"}, "batch_norm=global does not go with mode=pieces.*set batch_norm=local"),
+        ({"transport": "mpi"}, "mode=pieces does not go with transport=mpi"),
+    ],
+)
+def test_what_does_not_go_with_it(change, message):
+    with pytest.raises(InputError, match=message):
+        check_config(replace(get_config(), mode="pieces", **change))
+
+
+def test_several_devices_a_process_are_refused():
+    config = replace(get_config(), mode="pieces")
+    source = config.data.load("train")
+    with pytest.raises(
+        InputError, match=r"mode=pieces takes one device a process, and this one has 8; .*mode=shard_map"
+    ):
+        check_fit(config, comm.make_mesh(), source)
