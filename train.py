@@ -19,12 +19,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpoints, OneWriter
 from jaxnet.cli.parser import Parser, given_path
 from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.leave import leave
-from jaxnet.cluster.start import start
-from jaxnet.comm import make_mesh, split_by_example, verify
+from jaxnet.cluster.start import Cluster, start, start_by_mpi
+from jaxnet.comm import make_mesh, mpi_world, split_by_example, verify
 from jaxnet.data import Shard, Source, eval_batches, placed, train_batches
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.training.config import Config
@@ -38,6 +38,7 @@ from jaxnet.training.profiling import ProfileWindow, write_programs
 from jaxnet.training.progress import Display, show_warnings
 from jaxnet.training.records import NoRecords, Records, make_workdir, read_settings, write_whole
 from jaxnet.training.state import TrainState, abstract_state
+from jaxnet.training.stopping import StopSignal
 
 
 def train(config: Config, workdir: Path, *, allow_config_change: bool = False, quiet: bool = False) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     started = time.perf_counter()
 
     # ---- Processes and mesh -------------------------------------------------------------------------------
-    cluster = start()
+    cluster = start_by_mpi(mpi_world) if config.transport == "mpi" else start()
     check_agreement(cluster, fingerprint(config))
     mesh = mesh_of(config)
     shard = Shard(cluster.process_index, cluster.process_count)
@@ -61,7 +62,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     make_workdir(workdir)
     settings = flatten(config)
     refuse_changes(workdir / "config.json", settings, allowed=allow_config_change)
-    checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoints.keep, best="accuracy")
+    checkpoints = open_checkpoints(config, workdir, cluster)
     restored = checkpoints.restore_latest(abstract_state(experiment.layout.whole_shapes, mesh))
     first_step = 0 if restored is None else restored.step
     state = experiment.first_state() if restored is None else experiment.layout.cut(restored.state)
@@ -72,7 +73,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
 
     # ---- Evaluation: every example of the test split, once ------------------------------------------------
-    test = make_test(config, experiment, mesh, test_source, shard)
+    test = make_test(config, experiment, mesh, test_source, shard, cluster)
 
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
     if primary:
@@ -81,7 +82,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     batches = train_batches(source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=first_step)
     with (
         closing(written) as records,
-        Display(experiment.total_steps, first_step, silent=quiet or not primary) as display,
+        Display(experiment.total_steps, first_step, silent=quiet or not primary, bar=not cluster.ranks) as display,
         closing(placed(batches, split_by_example(mesh))) as on_devices,
     ):
         display.say(to_json(config) if restored is None else f"continuing {workdir} from step {first_step}")
@@ -90,8 +91,11 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
             display.say(f"warning: {check.explain()}")
         if config.log.hlo and primary:
             write_programs(workdir, lowered, compiled)
-        profile = ProfileWindow(config.profile, workdir)
-        loop = Loop(config, experiment, compiled, test, checkpoints, records, display, profile, settings)
+        profile = ProfileWindow(config.profile, workdir, shard.index)
+        stop = StopSignal(cluster.ranks.flag() if cluster.ranks else None)
+        # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
+        step = experiment.step if cluster.ranks else compiled
+        loop = Loop(config, experiment, step, test, checkpoints, records, display, profile, settings, stop)
         outcome = loop.run(state, on_devices, first_step)
 
     # ---- Summary ------------------------------------------------------------------------------------------
@@ -101,22 +105,33 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
         return json.loads(path.read_text())  # there was nothing left to train
     if not outcome.evaluation and outcome.signal is None:
         outcome = outcome._replace(evaluation=test(outcome.state))
-    summary = summarize(config, experiment, mesh, outcome, first_step)
+    summary = summarize(config, experiment, mesh, outcome, first_step, cluster)
     summary["seconds"] = time.perf_counter() - started
     if primary:
         write_whole(path, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
-def make_test(config: Config, experiment: Experiment, mesh: Mesh, source: Source, shard: Shard) -> Evaluate:
+def open_checkpoints(config: Config, workdir: Path, cluster: Cluster) -> Checkpoints | OneWriter:
+    """The run's checkpoints; with MPI, where no array spans the processes, those of rank 0."""
+    directory, keep = workdir / "checkpoints", config.checkpoints.keep
+    if cluster.ranks:
+        return OneWriter(directory, cluster.ranks, keep=keep, best="accuracy")
+    return Checkpoints(directory, keep=keep, best="accuracy")
+
+
+def make_test(
+    config: Config, experiment: Experiment, mesh: Mesh, source: Source, shard: Shard, cluster: Cluster
+) -> Evaluate:
     """Loss and accuracy of a state on the whole of `source`."""
     step = make_eval_step(experiment.model, config.pixels, mesh)
+    across = [cluster.ranks.totals] if cluster.ranks else []
 
     def test(state: TrainState) -> dict[str, float]:
         batches = eval_batches(source, batch_size=config.eval_batch_size, shard=shard)
-        params = experiment.layout.whole_params(state.params if state.average is None else state.average)
+        params, stats = experiment.layout.evaluated(state)
         with closing(placed(batches, split_by_example(mesh))) as on_devices:
-            return evaluate(step, params, state.stats, on_devices, mesh)
+            return evaluate(step, params, stats, on_devices, mesh, *across)
 
     return test
 
@@ -124,7 +139,7 @@ def make_test(config: Config, experiment: Experiment, mesh: Mesh, source: Source
 def mesh_of(config: Config) -> Mesh:
     """The mesh that the config asks for."""
     try:
-        return make_mesh(config.hosts)
+        return make_mesh(1 if config.transport == "mpi" else config.hosts)
     except ValueError as error:
         count = jax.device_count()
         divisors = ", ".join(str(hosts) for hosts in range(1, count + 1) if count % hosts == 0)
@@ -133,7 +148,7 @@ def mesh_of(config: Config) -> Mesh:
 
 def fingerprint(config: Config) -> dict[str, str]:
     """What must be the same on all processes."""
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy", *(("mpi4jax", "mpi4py") * (config.transport == "mpi")))
     return {
         "config": hashlib.sha256(to_json(config).encode()).hexdigest()[:16],
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -165,7 +180,9 @@ def refuse_changes(saved: Path, settings: dict[str, Any], *, allowed: bool) -> N
         )
 
 
-def summarize(config: Config, experiment: Experiment, mesh: Mesh, outcome: Outcome, first_step: int) -> dict[str, Any]:
+def summarize(
+    config: Config, experiment: Experiment, mesh: Mesh, outcome: Outcome, first_step: int, cluster: Cluster
+) -> dict[str, Any]:
     """The final figures of a run."""
     steps = outcome.step - first_step
     return {
@@ -177,8 +194,8 @@ def summarize(config: Config, experiment: Experiment, mesh: Mesh, outcome: Outco
         "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,
         "examples_per_second": steps * config.batch_size / outcome.seconds if steps else 0.0,
         "train_seconds": outcome.seconds,
-        "mesh": dict(mesh.shape),
-        "processes": jax.process_count(),
+        "mesh": experiment.mesh_over_ranks(mesh),
+        "processes": cluster.process_count,
         "seed": config.seed,
     }
 
@@ -206,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.workdir or Path("runs") / Path(args.config).stem,
         allow_config_change=args.allow_config_change,
     )
-    if jax.process_index() == 0:
+    if start().process_index == 0:  # the processes have been joined above
         print(json.dumps(summary))
     return 0
 

@@ -23,7 +23,7 @@ def main() -> int:
     start()
 
     from jaxnet.comm import make_mesh
-    from jaxnet.cost.labels import labelled_strategy
+    from jaxnet.cost.labels import in_pieces, labelled_strategy
     from jaxnet.cost.rounds import seconds_a_step, warm_up
     from jaxnet.cost.steps import check_batch, compute_only, full_step
     from jaxnet.cost.workloads import named_workload
@@ -32,7 +32,8 @@ def main() -> int:
     workload, mesh = named_workload(args.model, args.batch), make_mesh()
     check_batch(workload, mesh)
     tasks = {COMPUTE: compute_only(workload, mesh)}
-    tasks |= {label: full_step(workload, strategy, mesh) for label, strategy in strategies.items()}
+    for label, strategy in strategies.items():
+        tasks[label] = full_step(workload, strategy, mesh, pieces=in_pieces(label))
     for task in tasks.values():
         warm_up(task)
     serve("jaxnet", lambda variant, steps: seconds_a_step(tasks[variant], steps))

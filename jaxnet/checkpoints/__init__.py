@@ -2,3 +2,4 @@
 
 from jaxnet.checkpoints.checkpoints import Checkpoints as Checkpoints
 from jaxnet.checkpoints.checkpoints import Restored as Restored
+from jaxnet.checkpoints.one_writer import OneWriter as OneWriter

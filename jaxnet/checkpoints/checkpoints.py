@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -230,17 +230,21 @@ class Checkpoints:
         except OSError as error:
             raise InputError(f"checkpoints cannot be written to {root}: {error.strerror}") from error
         if not np.all(seen):
-            blind = ", ".join(str(process) for process in np.flatnonzero(~np.atleast_1d(seen)))
-            raise InputError(
-                f"the checkpoint directory {root} is not shared: process {blind} does not see what process 0 "
-                f"writes there; use a directory on a file system that all hosts mount"
-            )
+            raise not_shared(root, np.flatnonzero(~np.atleast_1d(seen)).tolist())
 
     def _unwritten(self, step: int, error: Exception) -> InputError:
         # What Orbax's storage reports buries the system's reason in a paragraph of its own paths.
         code = re.search(r"os_error_code='(\d+)'", str(error))
         reason = os.strerror(int(code[1])) if code else (str(error) or type(error).__name__).splitlines()[0]
         return InputError(f"checkpoint step {step} could not be written to {self._files.root}: {reason}")
+
+
+def not_shared(root: Path, blind: Sequence[int]) -> InputError:
+    """Some processes do not see what process 0 writes."""
+    return InputError(
+        f"the checkpoint directory {root} is not shared: process {', '.join(map(str, blind))} does not see what "
+        "process 0 writes there; use a directory on a file system that all hosts mount"
+    )
 
 
 def _not_orbax_error(record: logging.LogRecord) -> bool:

@@ -60,8 +60,9 @@ def _add_step(kinds: "Commands") -> None:
         "--strategy",
         action="append",
         required=True,
-        metavar="NAME[:BYTES]",
-        help="see `jaxnet strategies`; BYTES: its bucket size; ratios are to the first",
+        metavar="NAME[:BYTES][+pieces]",
+        help="see `jaxnet strategies`; BYTES: its bucket size; +pieces: the step as several programs, launched from "
+        "two threads, one device a process; ratios are to the first",
     )
     parser.add_argument("--model", default="dense", metavar="NAME", help="dense, vgg, resnet50 or small")
     parser.add_argument("--batch", type=positive, metavar="N", help="examples a host; default: the model's")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 List the communication strategies. With a config, also what each would send in a training step of that model:
 collectives, bytes that each device sends over each axis, and their sum beside that of one flat all-reduce. Bytes
-are the fewest that the operation needs; a permute counts for all devices, though in a tree few of them send."""
+are the fewest that the operation needs; a permute counts for all devices, though in a tree few of them send.
+Where parameters travel every so many steps, messages are those of one such step and bytes the mean over the run."""
 
 _EXAMPLES = """\
 examples:
@@ -87,12 +88,13 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
     mesh = make_mesh(hosts)
     experiment = prepare(config, mesh, config.data.load("train"))
     shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
-    rows = _planned(config, [shapes[index] for index in experiment.order], dict(mesh.shape))
+    shapes = [shapes[index] for index in experiment.order]
+    rows = _planned(config, shapes, dict(mesh.shape), experiment.total_steps)
     return rows, _table(rows)
 
 
-def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int]) -> list[dict[str, Any]]:
-    """What each strategy sends of leaves of these shapes, in backward order."""
+def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: int) -> list[dict[str, Any]]:
+    """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
     from jaxnet.comm import STRATEGIES, all_reduce, bucketed, named_strategy, wire_bytes_per_axis
     from jaxnet.comm.strategies import has_bucket_size
 
@@ -104,7 +106,8 @@ def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int]) -> list[
         row = _row(strategy)
         if strategy.reducer is not None:
             collectives = strategy.reducer.plan(shapes, mesh).collectives
-            sent = wire_bytes_per_axis(collectives)
+            share = 1.0 if strategy.averaging is None else strategy.averaging.exchanges_per_step(steps)
+            sent = {axis: round(share * given) for axis, given in wire_bytes_per_axis(collectives).items()}
             total = sum(sent.values())
             row |= {
                 "messages": len(collectives),

@@ -1,8 +1,8 @@
 """Whether all processes run the same thing: the same configuration, code and packages.
 
-The values travel through the coordination service, not through device collectives: processes with
-different versions of jaxlib or another number of devices would hang or crash in those, and that is
-just what has to be reported.
+The values travel through the coordination service, or from host to host by MPI, not through device
+collectives: processes with different versions of jaxlib or another number of devices would hang or crash
+in those, and that is just what has to be reported.
 """
 
 import itertools
@@ -28,15 +28,22 @@ def check_agreement(cluster: Cluster, fingerprint: Mapping[str, str], timeout_se
     """
     if cluster.process_count == 1:
         return
+    if cluster.ranks:
+        given = cluster.ranks.given_by_all(dict(fingerprint))
+    else:
+        given = _given_by_all(cluster, fingerprint, timeout_seconds)
+    if difference := describe_difference(given):
+        raise InputError(difference)
+
+
+def _given_by_all(cluster: Cluster, fingerprint: Mapping[str, str], timeout_seconds: float) -> list[dict[str, str]]:
     folder = f"jaxnet/agreement/{next(_calls)}"
     coordination.publish(f"{folder}/{cluster.process_index}", json.dumps(dict(fingerprint)))
     if not coordination.wait_for_all(f"{folder}-given", timeout_seconds):
         raise InputError(_missing(cluster.process_count, coordination.read_all(folder), timeout_seconds))
     given = coordination.read_all(folder)
     coordination.wait_for_all(f"{folder}-read", timeout_seconds)
-    difference = describe_difference([json.loads(given[str(i)]) for i in range(cluster.process_count)])
-    if difference:
-        raise InputError(difference)
+    return [json.loads(given[str(index)]) for index in range(cluster.process_count)]
 
 
 def describe_difference(fingerprints: Sequence[Mapping[str, str]]) -> str | None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import jax
 
-from jaxnet.cluster import coordination
+from jaxnet.cluster import coordination, mpi
 
 _TOGETHER_SECONDS = 2.0
 _AFTER_ANOTHER_SECONDS = 0.5
@@ -28,6 +28,8 @@ def leave(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+    if status != 0 and (ranks := mpi.joined()):
+        ranks.leave(status)
     sys.exit(status)
 
 

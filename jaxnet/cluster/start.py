@@ -1,11 +1,13 @@
 """Start-up: find this process's place, check it, and only then let JAX join the processes."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
-from jaxnet.cluster import coordination, gloo
+from jaxnet.cluster import coordination, gloo, mpi
 from jaxnet.cluster.address import check_interface
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place
 from jaxnet.cluster.leave import leave_on_uncaught_errors
@@ -19,7 +21,8 @@ class Cluster:
     """The processes of this run, as one of them sees them.
 
     `address` or `interface` is where this process's CPU collectives listen; both are None for a single
-    process, and where JAX found the processes by itself and no interface was named.
+    process, and where JAX found the processes by itself and no interface was named. `ranks` are those of MPI,
+    which then joins the processes in the place of JAX; else None.
     """
 
     process_index: int = 0
@@ -28,6 +31,7 @@ class Cluster:
     coordinator: str | None = None
     address: str | None = None
     interface: str | None = None
+    ranks: mpi.Ranks | None = None
 
 
 _started: Cluster | None = None
@@ -47,6 +51,30 @@ def start(timeout_seconds: float = 300.0) -> Cluster:
     if _started is None:
         place = find_place(os.environ)
         _started = Cluster(detected_by=place.detected_by) if place.process_count == 1 else _join(place, timeout_seconds)
+    return _started
+
+
+def start_by_mpi(world: Callable[[], Any]) -> Cluster:
+    """Join the ranks of mpirun, without jax.distributed: the devices of each process are all that its JAX knows of.
+
+    `world` gives the communicator of all ranks; it may raise ImportError and RuntimeError, which become InputErrors,
+    as does any variable that would have JAX join the processes.
+    """
+    global _started
+    if _started is None:
+        for name in (COORDINATOR, COUNT, INDEX):
+            if os.environ.get(name):
+                raise InputError(
+                    f"{name}={os.environ[name]} is for processes that JAX joins, and with transport=mpi mpirun joins"
+                    " them: unset it, or leave transport=xla"
+                )
+        try:
+            ranks = mpi.join(world())
+        except (ImportError, RuntimeError) as error:
+            raise InputError(f"transport=mpi: {error}") from None
+        spare_thread()
+        leave_on_uncaught_errors()
+        _started = Cluster(ranks.index, ranks.count, "mpi", ranks=ranks)
     return _started
 
 

@@ -3,6 +3,7 @@
 reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
 """
 
+from jaxnet.comm.algorithms import AllReduce as AllReduce
 from jaxnet.comm.algorithms import all_reduce as all_reduce
 from jaxnet.comm.algorithms import cast as cast
 from jaxnet.comm.algorithms import scattered as scattered
@@ -34,6 +35,8 @@ from jaxnet.comm.mesh import mesh_size as mesh_size
 from jaxnet.comm.mesh import one_per_device as one_per_device
 from jaxnet.comm.mesh import replicated as replicated
 from jaxnet.comm.mesh import split_by_example as split_by_example
+from jaxnet.comm.mpi import mpi_all_reduce as mpi_all_reduce
+from jaxnet.comm.mpi_ranks import mpi_world as mpi_world
 from jaxnet.comm.order import backward_order as backward_order
 from jaxnet.comm.parts import filled as filled
 from jaxnet.comm.parts import rows_of as rows_of
@@ -52,9 +55,12 @@ from jaxnet.comm.sharded import parts_in_order as parts_in_order
 from jaxnet.comm.sharded import scatter_after as scatter_after
 from jaxnet.comm.sharded import sharded as sharded
 from jaxnet.comm.strategies import STRATEGIES as STRATEGIES
+from jaxnet.comm.strategies import Averaging as Averaging
+from jaxnet.comm.strategies import Block as Block
 from jaxnet.comm.strategies import Strategy as Strategy
 from jaxnet.comm.strategies import named_strategy as named_strategy
 from jaxnet.comm.strategies import scheduled as scheduled
+from jaxnet.comm.strategies import takes_all_reduce as takes_all_reduce
 from jaxnet.comm.transform import as_gradient_transformation as as_gradient_transformation
 from jaxnet.comm.trees import best_chunks as best_chunks
 from jaxnet.comm.verify import Check as Check

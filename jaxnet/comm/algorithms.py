@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,12 @@ from jaxnet.comm.collective import Collective, Kind, axes_size
 from jaxnet.comm.factor import Axis, digit_of, groups_of, summed_over
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
 from jaxnet.comm.vma import require_varying, same_along
+
+
+class AllReduce(Protocol):
+    """What makes a bucket reducer over mesh axes: `all_reduce`, or another transport's."""
+
+    def __call__(self, *axes: str) -> Reducer: ...
 
 
 def all_reduce(*axes: str) -> Reducer:

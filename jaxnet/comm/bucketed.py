@@ -107,7 +107,7 @@ def _laid_out(
         plans = [inner.plan(bucket.spec, axis_sizes) for bucket in buckets.buckets]
         return Plan(tuple(c for plan in plans for c in plan.collectives), buckets=buckets)
 
-    return Reducer(init_fn, reduce_fn, plan_fn)
+    return Reducer(init_fn, reduce_fn, plan_fn, inner)
 
 
 def _guard(grads: PyTree, plan: Plan) -> None:
@@ -139,6 +139,7 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
         lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),
         reduce_fn,
         lambda shapes, axis_sizes: inner.plan(permuted(shapes), axis_sizes),
+        inner.message,
     )
 
 

@@ -63,15 +63,18 @@ def collectives_in(hlo: str) -> list[Found]:
 
     Sizes count the whole message, as `Collective.elements` does. Collectives over groups of one device
     move nothing and are left out. MPI calls of which each device makes its own, in a branch of a conditional, count
-    once.
+    once. Of several programs, one text behind the other, what one computes counts for the next.
     """
     found: list[Found] = []
-    compute, heavy, computation = 0, set[str](), ""
+    compute, before, heavy, computation = 0, 0, set[str](), ""
     other_devices = {name.lstrip("%") for names in _BRANCHES.findall(hlo) for name in names.split(", ")[1:]}
     for line in hlo.splitlines():
         # Computations stand before those that call them, the entry last.
-        if header := _COMPUTATION.match(line):
-            computation, compute = header[1], 0
+        if line.startswith("HloModule"):
+            before = compute
+            heavy.clear()
+        elif header := _COMPUTATION.match(line):
+            computation, compute = header[1], before if line.startswith("ENTRY") else 0
         elif match := _INSTRUCTION.match(line):
             if _COLLECTIVE.match(match["op"]):
                 found.extend(_found(line, match, compute))

@@ -3,6 +3,8 @@
 Each process has a mesh of its own, `make_mesh(1)`, and strategies nest as ever:
 
     bucketed(scattered("device", mpi_all_reduce()), 25 * MiB)
+
+It is called as `all_reduce` is, so a named strategy takes it in that one's place: `flat(all_reduce=mpi_all_reduce)`.
 """
 
 import math
@@ -12,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.algorithms import scattered
 from jaxnet.comm.collective import Collective
 from jaxnet.comm.mesh import HOST
 from jaxnet.comm.mpi_ranks import Hops, OneDevice, Ranks, carrier_of
@@ -25,18 +28,17 @@ _RING_FROM_BYTES = 32 * KiB  # of the message, for each rank
 
 
 def mpi_all_reduce(
-    axis: str = HOST,
-    *,
+    *axes: str,
     algorithm: Algorithm | None = None,
     communicator: Any = None,
 ) -> Reducer:
-    """Sum over the ranks of mpirun, which stand for the hosts: `axis` has size 1 in the mesh of each process.
+    """Sum over the ranks of mpirun, which stand for the hosts, and over further axes inside each process.
 
-    Law: on n ranks it equals `all_reduce(axis)` on a mesh with n hosts. A device sums with the devices at its own
-    place in the other processes.
+    Law: on n ranks it equals `all_reduce(*axes)` on a mesh with n hosts. A device sums with the devices at its own
+    place in the other processes, after a reduce-scatter over the further axes, which an all-gather ends.
 
     Args:
-        axis: the mesh axis whose place the ranks take.
+        axes: first the mesh axis whose place the ranks take, of size 1 in the mesh of each process; none: the hosts.
         algorithm: 'library': MPI_Allreduce as the library sees fit, `log2(n)` rounds for small messages.
             'tree': a binomial reduction to rank 0 and the same way back (S-Caffe's binomial reduce and broadcast):
             `2 ceil(log2 n) (alpha + S beta)`. 'ring': reduce-scatter and all-gather around a ring,
@@ -50,7 +52,14 @@ def mpi_all_reduce(
     """
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise ValueError(f"no MPI algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}, and None: by size")
-    ranks = Ranks(communicator)
+    axis, *inside = axes or (HOST,)
+    reducer = _over_ranks(axis, algorithm, Ranks(communicator))
+    for other in inside:
+        reducer = scattered(other, reducer)
+    return reducer
+
+
+def _over_ranks(axis: str, algorithm: Algorithm | None, ranks: Ranks) -> Reducer:
 
     def reduce(message: jax.Array) -> jax.Array:
         require_varying(message, (axis,), "the message")

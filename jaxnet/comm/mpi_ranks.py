@@ -36,14 +36,8 @@ class Ranks:
 
     def __init__(self, communicator: Any = None):
         self._mpi4jax, self._mpi = load()
-        if self._mpi.COMM_WORLD.size == 1:
-            refuse_other_launchers(os.environ)
-        if jax.distributed.is_initialized():
-            raise RuntimeError(
-                "jax.distributed is running, and MPI too: with MPI each process has a mesh of its own devices alone;"
-                " leave jax.distributed.initialize() out, or sum with all_reduce(...) instead"
-            )
-        self._communicator = self._mpi.COMM_WORLD if communicator is None else communicator
+        world = mpi_world()
+        self._communicator = world if communicator is None else communicator
         self._of_device: list[Any] = []
         self.rank: int = self._communicator.rank
         self.size: int = self._communicator.size
@@ -143,6 +137,24 @@ def load() -> tuple[ModuleType, Any]:
             f"the MPI transport needs mpi4jax, and it cannot be loaded ({reason}): install an MPI library"
             " (Debian: libopenmpi-dev openmpi-bin), then jaxnet[mpi] with 'make install-mpi'"
         ) from None
+
+
+def mpi_world() -> Any:
+    """All ranks of mpirun, as an `mpi4py.MPI.Intracomm`.
+
+    Raises:
+        ImportError: mpi4jax is missing.
+        RuntimeError: these processes were not started by mpirun, or jax.distributed runs as well.
+    """
+    _, mpi = load()
+    if mpi.COMM_WORLD.size == 1:
+        refuse_other_launchers(os.environ)
+    if jax.distributed.is_initialized():
+        raise RuntimeError(
+            "jax.distributed is running, and MPI too: with MPI each process has a mesh of its own devices alone;"
+            " leave jax.distributed.initialize() out, or sum with all_reduce(...) instead"
+        )
+    return mpi.COMM_WORLD
 
 
 def refuse_other_launchers(environ: Mapping[str, str]) -> None:

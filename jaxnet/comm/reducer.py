@@ -64,11 +64,16 @@ class PlanFn(Protocol):
 
 
 class Reducer(NamedTuple):
-    """How values are summed over the mesh. See `InitFn`, `ReduceFn` and `PlanFn` for the contracts."""
+    """How values are summed over the mesh. See `InitFn`, `ReduceFn` and `PlanFn` for the contracts.
+
+    `message` is what sums each message of a tree reducer by itself: the state is a tuple of one state a message, in
+    the order of the plan's buckets. None for a bucket reducer, and where messages depend on each other.
+    """
 
     init: InitFn
     reduce: ReduceFn
     plan: PlanFn
+    message: "Reducer | None" = None
 
 
 class _BoundAxes(Mapping[str, int]):

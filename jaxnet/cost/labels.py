@@ -4,9 +4,20 @@ from jaxnet.comm import Strategy, named_strategy
 from jaxnet.cost.sizes import byte_size
 from jaxnet.errors import InputError
 
+_PIECES = "+pieces"
+
+
+def in_pieces(label: str) -> bool:
+    """Whether the step is to be several programs, launched from two threads.
+
+    >>> in_pieces("ddp:4MiB+pieces"), in_pieces("ddp:4MiB")
+    (True, False)
+    """
+    return label.endswith(_PIECES)
+
 
 def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
-    """The strategy `NAME`, or `NAME:BYTES` with buckets of that size.
+    """The strategy `NAME`, or `NAME:BYTES` with buckets of that size; `+pieces` may stand behind, see `in_pieces`.
 
     Args:
         label: what the user wrote.
@@ -15,11 +26,16 @@ def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
     >>> labelled_strategy("hierarchical:4MiB").name
     'hierarchical'
     """
-    name, colon, size = label.partition(":")
+    name, colon, size = label.removesuffix(_PIECES).partition(":")
     try:
         own = named_strategy(name, byte_size(size) if colon else None)
     except ValueError as error:
         raise InputError(f"--strategy {label}: {error}") from None
+    if own.averaging is not None:
+        raise InputError(
+            f"--strategy {label}: its steps are not alike, parameters travel in every {own.averaging.every}th; time "
+            "single steps of another strategy, and whole runs of this one with train.py"
+        )
     if colon or bucket_bytes is None:
         return own
     try:

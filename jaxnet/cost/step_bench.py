@@ -11,6 +11,7 @@ from jaxnet.comm import Strategy
 from jaxnet.cost.bounds import Compute
 from jaxnet.cost.collectives import link_peak
 from jaxnet.cost.footprint import Footprint, footprint
+from jaxnet.cost.labels import in_pieces
 from jaxnet.cost.rounds import interleave
 from jaxnet.cost.steps import (
     Task,
@@ -153,7 +154,7 @@ def _tasks(
         _FORWARD: partial_gradient(workload, (), mesh),
     }
     for label, strategy in strategies.items():
-        tasks[label, "step"] = full_step(workload, strategy, mesh)
+        tasks[label, "step"] = full_step(workload, strategy, mesh, pieces=in_pieces(label))
         tasks[label, "communication"] = communication_only(workload, strategy, mesh)
         tasks[label, "first"] = partial_gradient(workload, footprints[label].first, mesh)
     return tasks

@@ -31,13 +31,14 @@ from jaxnet.comm import (
     split_by_example,
 )
 from jaxnet.comm.vma import same_along
+from jaxnet.cost.pieces import step_in_pieces
+from jaxnet.cost.setting import batch_of, comm_state_of, gradients_of, params_of, updated
 from jaxnet.cost.workloads import Params, Workload
 from jaxnet.errors import InputError
 
 PyTree = Any
 Program = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
-LEARNING_RATE = 1e-3  # small: a thousand steps change little, so every round times the same numbers
 _EVERYWHERE = PartitionSpec()
 _OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]
 _BATCH = PartitionSpec(AXES)
@@ -71,13 +72,16 @@ def check_batch(workload: Workload, mesh: Mesh) -> None:
         raise InputError(f"--batch {batch}: wanted a multiple of {devices}, the devices of a host, for equal shares")
 
 
-def full_step(workload: Workload, strategy: Strategy, mesh: Mesh) -> Task:
-    """The step as `strategy` does it."""
-    reducer = scheduled(strategy, order_of(workload))
+def full_step(workload: Workload, strategy: Strategy, mesh: Mesh, *, pieces: bool = False) -> Task:
+    """The step as `strategy` does it: one program, or several, launched from two threads."""
+    order = order_of(workload)
+    if pieces:
+        return Task(*step_in_pieces(workload, strategy, mesh, order))
+    reducer = scheduled(strategy, order)
     if reducer is None:
         return _partitioned(workload, mesh)
     if strategy.sharded is not None:
-        return _deferred(workload, parts_in_order(order_of(workload), strategy.sharded), mesh)
+        return _deferred(workload, parts_in_order(order, strategy.sharded), mesh)
     return _replicated(workload, reducer, mesh)
 
 
@@ -106,11 +110,11 @@ def partial_gradient(workload: Workload, leaves: Sequence[int], mesh: Mesh) -> T
         # Calls wait for each other through the token: results of one program are ready together.
         return token + 1, [result[None, None] for result in results]
 
-    params = _params(workload, mesh)
+    params = params_of(workload, mesh)
     mapped = jax.shard_map(
         on_device, mesh=mesh, in_specs=(_EVERYWHERE, _EVERYWHERE, _BATCH), out_specs=(_EVERYWHERE, _OWN)
     )
-    token, batch = jax.device_put(np.float32(0), replicated(mesh)), _batch(workload, mesh)
+    token, batch = jax.device_put(np.float32(0), replicated(mesh)), batch_of(workload, mesh)
     compiled = jax.jit(mapped, compiler_options=_options(mesh)).lower(token, params, batch).compile()
     return Task(lambda state, x: compiled(state, params, x), token, batch)
 
@@ -122,12 +126,12 @@ def _replicated(workload: Workload, reducer: Reducer, mesh: Mesh) -> Task:
         params, comm = state
         grads = jax.grad(workload.loss)(lax.pcast(params, AXES, to="varying"), x)
         sums, comm = reducer.reduce(grads, _without_place(comm))
-        return (_updated(params, sums, mesh_size(mesh)), _with_place(comm)), ()
+        return (updated(params, sums, mesh_size(mesh)), _with_place(comm)), ()
 
-    state = (_params(workload, mesh), _comm_state(reducer, workload, mesh))
+    state = (params_of(workload, mesh), comm_state_of(reducer, workload.shapes, mesh))
     specs = (_EVERYWHERE, _OWN)
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, _BATCH), out_specs=(specs, _EVERYWHERE))
-    return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, _batch(workload, mesh))
+    return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, batch_of(workload, mesh))
 
 
 def _deferred(workload: Workload, parts: Sharded, mesh: Mesh) -> Task:
@@ -137,22 +141,22 @@ def _deferred(workload: Workload, parts: Sharded, mesh: Mesh) -> Task:
     def on_device(own: PyTree, x: jax.Array) -> tuple[PyTree, tuple[()]]:
         params = lax.pcast(parts.gather(own, shapes), AXES, to="varying")
         sums = parts.scatter(jax.grad(workload.loss)(params, x))
-        return _updated(own, sums, mesh_size(mesh)), ()
+        return updated(own, sums, mesh_size(mesh)), ()
 
     place = PartitionSpec(parts.axes)
     split = jax.jit(jax.shard_map(parts.split, mesh=mesh, in_specs=_EVERYWHERE, out_specs=place))
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(place, _BATCH), out_specs=(place, _EVERYWHERE))
-    state = split(_params(workload, mesh))
-    return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, _batch(workload, mesh))
+    state = split(params_of(workload, mesh))
+    return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, batch_of(workload, mesh))
 
 
 def _partitioned(workload: Workload, mesh: Mesh) -> Task:
     """No schedule of ours: one program over the global batch, which XLA partitions with its own defaults."""
 
     def step(params: Params, x: jax.Array) -> tuple[Params, tuple[()]]:
-        return _updated(params, jax.grad(workload.loss)(params, x), 1), ()
+        return updated(params, jax.grad(workload.loss)(params, x), 1), ()
 
-    return _task(_by_xla(step, replicated(mesh)), _params(workload, mesh), _batch(workload, mesh))
+    return _task(_by_xla(step, replicated(mesh)), params_of(workload, mesh), batch_of(workload, mesh))
 
 
 def _reduced(workload: Workload, reducer: Reducer, mesh: Mesh) -> Task:
@@ -162,16 +166,16 @@ def _reduced(workload: Workload, reducer: Reducer, mesh: Mesh) -> Task:
         means = jax.tree.map(lambda total: total / mesh_size(mesh), sums)
         return _with_place((lax.pcast(means, AXES, to="varying"), comm)), ()
 
-    state = (_gradients(workload, mesh), _comm_state(reducer, workload, mesh))
+    state = (gradients_of(workload, mesh), comm_state_of(reducer, workload.shapes, mesh))
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(_OWN, _BATCH), out_specs=(_OWN, _EVERYWHERE))
-    return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, _batch(workload, mesh))
+    return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, batch_of(workload, mesh))
 
 
 def _reduced_by_xla(workload: Workload, mesh: Mesh) -> Task:
     def step(grads: PyTree, x: jax.Array) -> tuple[PyTree, tuple[()]]:
         return jax.tree.map(lambda grad: jnp.broadcast_to(grad.mean((0, 1), keepdims=True), grad.shape), grads), ()
 
-    return _task(_by_xla(step, one_per_device(mesh)), _gradients(workload, mesh), _batch(workload, mesh))
+    return _task(_by_xla(step, one_per_device(mesh)), gradients_of(workload, mesh), batch_of(workload, mesh))
 
 
 def _by_xla(step: Program, state: NamedSharding) -> jax.stages.Wrapped:
@@ -195,36 +199,6 @@ def _same_everywhere(values: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
 
 # Not a sum, and not even the same on all devices: to leave communication out, and nothing else.
 _NONE = Reducer(lambda shapes, axis_sizes: (), _same_everywhere, lambda shapes, axis_sizes: Plan(()))
-
-
-def _updated(params: Params, sums: Params, devices: int) -> Params:
-    return jax.tree.map(lambda p, total: p - LEARNING_RATE * (total / devices), params, sums)
-
-
-def _params(workload: Workload, mesh: Mesh) -> Params:
-    return [_placed(leaf, replicated(mesh)) for leaf in workload.initial()]
-
-
-def _gradients(workload: Workload, mesh: Mesh) -> PyTree:
-    """Stand-ins, [hosts, devices, ...]: of the parameters' own size, so that a codec has something to encode."""
-    sizes = (mesh.shape[HOST], mesh.shape[DEVICE])
-    return [_placed(np.broadcast_to(leaf, (*sizes, *leaf.shape)), one_per_device(mesh)) for leaf in workload.initial()]
-
-
-def _batch(workload: Workload, mesh: Mesh) -> jax.Array:
-    shape = (workload.sizes.batch * mesh.shape[HOST], *workload.sizes.example)
-    return _placed(np.random.default_rng(1).standard_normal(shape, np.float32), split_by_example(mesh))
-
-
-def _comm_state(reducer: Reducer, workload: Workload, mesh: Mesh) -> PyTree:
-    sizes = (mesh.shape[HOST], mesh.shape[DEVICE])
-    state = jax.tree.map(np.asarray, reducer.init(workload.shapes, mesh.shape))
-    return jax.tree.map(lambda leaf: _placed(np.broadcast_to(leaf, (*sizes, *leaf.shape)), one_per_device(mesh)), state)
-
-
-def _placed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """An array on the mesh, of which every process has the whole in memory."""
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def _without_place(tree: PyTree) -> PyTree:

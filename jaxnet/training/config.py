@@ -70,7 +70,10 @@ class Config:
             mean), of each host ('host'), or the whole ('global').
         strategy: how gradients travel; `jaxnet strategies` lists them.
         bucket_bytes: instead of the strategy's own.
-        mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison.
+        mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison; 'pieces' makes
+            several programs of a step, which is the fastest across CPU hosts.
+        transport: who carries gradients across hosts: XLA's collectives, or an MPI library between the ranks of
+            mpirun, each of which is a host.
         hosts: rows of the mesh; None: one a process.
         seed: of initialization, order of examples and augmentation.
         checkpoints: see `Checkpoints`.
@@ -93,7 +96,8 @@ class Config:
     batch_norm: Literal["local", "host", "global"] = "local"
     strategy: str = "hierarchical"
     bucket_bytes: int | None = None
-    mode: Literal["auto", "shard_map", "jit", "pmap"] = "auto"
+    mode: Literal["auto", "shard_map", "jit", "pmap", "pieces"] = "auto"
+    transport: Literal["xla", "mpi"] = "xla"
     hosts: int | None = None
     seed: int = 0
     checkpoints: Checkpoints = field(default_factory=Checkpoints)

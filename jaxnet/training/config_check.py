@@ -8,11 +8,12 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import HOST, Strategy, mesh_size, named_strategy
+from jaxnet.comm import HOST, STRATEGIES, Strategy, mesh_size, named_strategy, takes_all_reduce
 from jaxnet.data import Source
 from jaxnet.errors import InputError
 from jaxnet.models import Model
 from jaxnet.training.config import Config
+from jaxnet.training.pieces_step import message_reducer
 from jaxnet.training.step import Mode
 
 _MOST_STEPS = 2**31  # the step is an int32
@@ -83,6 +84,8 @@ def strategy_of(config: Config) -> tuple[Strategy, Mode]:
     """The strategy and the mode of the step that a config asks for; InputError if they do not go together."""
     try:
         strategy = named_strategy(config.strategy, config.bucket_bytes)
+        if config.transport == "mpi":
+            _check_mpi(config)
     except ValueError as error:
         raise InputError(str(error)) from error
     ours: Mode = "jit" if strategy.reducer is None else "shard_map"
@@ -97,14 +100,60 @@ def strategy_of(config: Config) -> tuple[Strategy, Mode]:
             f"mode=pmap does not go with strategy={config.strategy}, which carries the state in parts; use "
             "mode=shard_map, which does the same on any mesh"
         )
+    if mode in ("pmap", "pieces") and strategy.schedule == "local":
+        raise InputError(
+            f"mode={mode} does not go with strategy={config.strategy}, which gives each device parameters of its own; "
+            "use mode=shard_map"
+        )
+    if mode == "pieces":
+        _check_pieces(config, strategy)
     if ours == "jit" and config.batch_norm == "host":
         raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")
     return strategy, mode
 
 
-def check_fit(config: Config, mesh: Mesh, source: Source) -> None:
-    """Refuse what cannot run on this mesh, with this data."""
-    devices = mesh_size(mesh)
+def _check_pieces(config: Config, strategy: Strategy) -> None:
+    """What computes in mode 'pieces' is a program of one device: refuse what sums elsewhere than in messages."""
+    try:
+        message_reducer(strategy)
+    except ValueError:
+        raise InputError(
+            f"mode=pieces does not go with strategy={config.strategy}, which does not sum message by message; "
+            "use mode=shard_map"
+        ) from None
+    if config.batch_norm != "local":
+        raise InputError(
+            f"batch_norm={config.batch_norm} does not go with mode=pieces, where a device knows its own batch alone; "
+            "set batch_norm=local or mode=shard_map"
+        )
+
+
+def _check_mpi(config: Config) -> None:
+    """With MPI the mesh has the devices of one rank alone: refuse what sums over the mesh by itself."""
+    if not takes_all_reduce(config.strategy):
+        able = ", ".join(filter(takes_all_reduce, STRATEGIES))
+        raise InputError(
+            f"strategy={config.strategy} does not go with transport=mpi, which carries an all-reduce across hosts and "
+            f"nothing else; these strategies have one: {able}"
+        )
+    if config.mode not in ("auto", "shard_map"):
+        raise InputError(
+            f"mode={config.mode} does not go with transport=mpi, which takes mode=shard_map; leave mode=auto"
+        )
+    if config.batch_norm == "global":
+        raise InputError(
+            "batch_norm=global does not go with transport=mpi: the statistics would be those of one rank; set "
+            "batch_norm=host, which is the batch of a rank, or local"
+        )
+    if config.hosts not in (None, 1):
+        raise InputError(
+            f"hosts={config.hosts} does not go with transport=mpi, where each rank is a host; leave it out"
+        )
+
+
+def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> None:
+    """Refuse what cannot run on this mesh, or on as many as there are ranks of MPI, with this data."""
+    devices = mesh_size(mesh) * ranks
     parts = "" if config.microbatches == 1 else f" and {config.microbatches} microbatches"
     _check_multiple("batch_size", config.batch_size, devices * config.microbatches, f"{devices} devices{parts}")
     _check_multiple("eval_batch_size", config.eval_batch_size, devices, f"{devices} devices")
@@ -112,6 +161,11 @@ def check_fit(config: Config, mesh: Mesh, source: Source) -> None:
         raise InputError(
             f"mode=pmap runs in one process, on a mesh of one host, but hosts={mesh.shape[HOST]}; "
             "use mode=shard_map, which does the same on any mesh"
+        )
+    if config.mode == "pieces" and len(mesh.local_devices) != 1:
+        raise InputError(
+            f"mode=pieces takes one device a process, and this one has {len(mesh.local_devices)}; start a process for "
+            "each device, or use mode=shard_map"
         )
     steps = config.epochs * source.num_examples / config.batch_size
     if steps >= _MOST_STEPS:

@@ -6,7 +6,7 @@ import jax
 import optax
 from jax import lax
 
-from jaxnet.comm import AXES, Collective, all_reduce, bucketed
+from jaxnet.comm import AXES, AllReduce, Collective, Reducer, all_reduce, bucketed
 from jaxnet.comm.reducer import ReduceFn
 from jaxnet.comm.vma import varying_axes
 from jaxnet.training.gradients import example_keys, loss_gradient
@@ -16,7 +16,13 @@ from jaxnet.training.state import TrainState
 Metrics = dict[str, jax.Array]
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
-_ONE_MESSAGE = bucketed(all_reduce(*AXES), None)
+
+def one_message(all_reduce: AllReduce = all_reduce) -> Reducer:
+    """Sums all values over all devices, as one message."""
+    return bucketed(all_reduce(*AXES), None)
+
+
+_ONE_MESSAGE = one_message()
 
 
 def device_step(
@@ -28,11 +34,13 @@ def device_step(
     microbatches: int = 1,
     average_decay: float | None = None,
     gather: Callable[[PyTree], PyTree] | None = None,
+    together: Reducer = _ONE_MESSAGE,
 ) -> StepFn:
     """The step of one device of `devices`, to run where both mesh axes are bound.
 
     `tracked_axes` are the axes over which values are made varying: those of the surrounding shard_map or pmap.
     With `gather` the state holds parameters in parts: it makes them whole, and `reduce` gives sums in parts.
+    `together` sums what is not a gradient: metrics and running averages.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -41,10 +49,10 @@ def device_step(
         # Without the cast JAX would sum the gradients itself, and the reducer once more.
         params = _varying(params, tracked_axes)
         grads, result = loss_gradient(loss_fn, params, state.stats, batch, keys, microbatches)
-        result = _mean(result, devices, tracked_axes)
+        result = _mean(result, devices, tracked_axes, together)
         sums, comm_state = reduce(grads, state.comm)
         grads = jax.tree.map(lambda total: total / devices, sums)
-        state = _update(state._replace(comm=comm_state), grads, result.stats, optimizer, average_decay)
+        state = update_state(state._replace(comm=comm_state), grads, result.stats, optimizer, average_decay)
         return state, result.metrics
 
     return step
@@ -62,7 +70,7 @@ def global_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(state.key, state.step, batch["id"])
         grads, result = loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches, groups=devices)
-        return _update(state, grads, result.stats, optimizer, average_decay), result.metrics
+        return update_state(state, grads, result.stats, optimizer, average_decay), result.metrics
 
     return step
 
@@ -71,7 +79,7 @@ def _varying(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axes, to="varying"), tree)
 
 
-def _mean(result: Result, devices: int, tracked_axes: tuple[str, ...]) -> Result:
+def _mean(result: Result, devices: int, tracked_axes: tuple[str, ...], together: Reducer) -> Result:
     """Metrics and running averages as means over devices, in one small message.
 
     Running averages are linear in what each device contributes, and the forward pass of training does not read
@@ -84,24 +92,27 @@ def _mean(result: Result, devices: int, tracked_axes: tuple[str, ...]) -> Result
     if tracked_axes == AXES:
         parts = [lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying") for leaf in parts]
     with jax.named_scope("metrics"):
-        sums, _ = _ONE_MESSAGE.reduce(parts, _ONE_MESSAGE.init(parts, dict.fromkeys(AXES, 1)))
+        sums, _ = together.reduce(parts, together.init(parts, dict.fromkeys(AXES, 1)))
     means = iter(sums)
     return jax.tree.unflatten(tree, [next(means) / devices if d else x for x, d in zip(leaves, differs, strict=True)])
 
 
-def mean_plan(stats: PyTree, metrics: int, axis_sizes: Mapping[str, int]) -> tuple[Collective, ...]:
+def mean_plan(
+    stats: PyTree, metrics: int, axis_sizes: Mapping[str, int], together: Reducer = _ONE_MESSAGE
+) -> tuple[Collective, ...]:
     """The message of `_mean` for `metrics` scalars and running averages of these shapes."""
     scalars = [jax.ShapeDtypeStruct((), "float32")] * metrics
-    return _ONE_MESSAGE.plan([stats, scalars], axis_sizes).collectives
+    return together.plan([stats, scalars], axis_sizes).collectives
 
 
-def _update(
+def update_state(
     state: TrainState,
     grads: PyTree,
     stats: PyTree,
     optimizer: optax.GradientTransformation,
     average_decay: float | None,
 ) -> TrainState:
+    """The state after this gradient: optimizer, parameters and their moving average, and the count of steps."""
     updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
     average = state.average

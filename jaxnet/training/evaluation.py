@@ -15,6 +15,11 @@ from jaxnet.training.loss import Batch, Pixels, correct
 PyTree = Any
 Totals = dict[str, jax.Array]
 EvalStepFn = Callable[[Totals, PyTree, PyTree, Batch], Totals]
+Across = Callable[[dict[str, float]], dict[str, float]]
+
+
+def _alone(sums: dict[str, float]) -> dict[str, float]:
+    return sums
 
 
 def make_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
@@ -42,16 +47,14 @@ def make_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
     )
 
 
-def evaluate(step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh) -> dict[str, float]:
-    """Mean loss, accuracy and number of examples over `batches`."""
+def evaluate(
+    step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh, across: Across = _alone
+) -> dict[str, float]:
+    """Mean loss, accuracy and number of examples over `batches`; `across` sums over what is not of the mesh."""
     zeros = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "examples": jnp.zeros((), jnp.int32)}
     totals = jax.device_put(zeros, replicated(mesh))
     for batch in batches:
         totals = step(totals, params, stats, batch)
-    sums = jax.device_get(totals)
-    count = int(sums["examples"])
-    return {
-        "loss": float(sums["loss"]) / count,
-        "accuracy": int(sums["correct"]) / count,
-        "examples": count,
-    }
+    sums = across({name: total.item() for name, total in jax.device_get(totals).items()})
+    count = sums["examples"]
+    return {"loss": sums["loss"] / count, "accuracy": sums["correct"] / count, "examples": count}

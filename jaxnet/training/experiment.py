@@ -4,25 +4,44 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, DEVICE, Collective, Reducer, Sharded, Strategy, backward_order, scheduled
+from jaxnet.comm import (
+    AXES,
+    DEVICE,
+    HOST,
+    AllReduce,
+    Collective,
+    Reducer,
+    Sharded,
+    Strategy,
+    all_reduce,
+    backward_order,
+    mpi_all_reduce,
+    mpi_world,
+    named_strategy,
+    scheduled,
+    split_by_example,
+)
 from jaxnet.data import Source
+from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, from_linen
 from jaxnet.training.config import Config
 from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
 from jaxnet.training.layout import Layout, make_layout
+from jaxnet.training.local_step import Exchange, exchanged, local_optimizer, local_plan
 from jaxnet.training.loss import LossFn, classification_loss
 from jaxnet.training.norms import Parts
 from jaxnet.training.optimizer import make_optimizer, optimizer_plan
 from jaxnet.training.state import TrainState, first_state
 from jaxnet.training.step import (
     Mode,
+    Step,
     StepOptions,
     make_train_step,
     planned_collectives,
@@ -42,6 +61,7 @@ class Experiment:
         model: as it is evaluated.
         optimizer: the Optax transformation.
         strategy: how gradients travel.
+        ranks: processes that MPI joins, each with a mesh of its own; else 1.
         reducer: the strategy's, scheduled and in backward order, or its parts; None if XLA reduces.
         order: leaves in the order in which backward produces them.
         mode: of the step.
@@ -50,42 +70,58 @@ class Experiment:
         steps_per_epoch: batches in one pass, a fraction where they do not divide.
         layout: how states lie on the mesh between steps.
         state_shapes: of the train state that the step takes, without shardings.
-        batch_shapes: of a global batch.
-        planned: collectives of one step; empty if XLA reduces.
+        batch_shapes: of a global batch; with MPI, of a rank's part of it.
+        planned: collectives of one step's program; empty if XLA reduces.
+        shares: for each of them, the part of the run's steps that send it: all, but for a 'local' schedule.
+        exchange: shapes of what a 'local' schedule sends at the end of a round; None for the others.
         first_state: makes the state before the first step.
     """
 
     model: Model
     optimizer: optax.GradientTransformation
     strategy: Strategy
+    ranks: int
     reducer: Reducer | Sharded | None
     order: tuple[int, ...]
     mode: Mode
-    step: jax.stages.Wrapped
+    step: Step
     total_steps: int
     steps_per_epoch: float
     layout: Layout
     state_shapes: TrainState
     batch_shapes: dict[str, jax.ShapeDtypeStruct]
     planned: tuple[Collective, ...]
+    shares: tuple[float, ...]
+    exchange: Exchange | None
     first_state: Callable[[], TrainState]
+
+    def mesh_over_ranks(self, mesh: Mesh) -> dict[str, int]:
+        """Sizes of the axes of the whole run, in which ranks of MPI are hosts."""
+        return {**mesh.shape, HOST: mesh.shape[HOST] * self.ranks}
 
 
 def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     """Everything but arrays, or an InputError that names the key to change."""
     check_config(config)
-    check_fit(config, mesh, source)
     strategy, mode = strategy_of(config)
+    sums, ranks = all_reduce, 1
+    if config.transport == "mpi":
+        sums, ranks = mpi_all_reduce, _ranks(mesh)
+        strategy = named_strategy(config.strategy, config.bucket_bytes, sums)
+    check_fit(config, mesh, source, ranks)
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
     model = as_model(config.model)
     check_model(config, model, source)
-    batch_shapes = _batch_shapes(config.batch_size, source.image_shape)
+    batch_shapes = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
     variables = _variables(model, source.image_shape)
     order = _order(_loss(config, model), variables, batch_shapes)
     parts = None if strategy.sharded is None else Parts(variables.params, AXES)
     optimizer = make_optimizer(config.optimizer, total_steps, parts)
-    reducer = scheduled(strategy, order)
+    if strategy.averaging is not None:
+        optimizer = local_optimizer(optimizer, strategy.averaging)
+    # Parameters are all there when they are averaged: their order means nothing.
+    reducer = scheduled(strategy, order) if strategy.averaging is None else strategy.reducer
     travels = scheduled_parts(strategy, order) or reducer
     make_first = functools.partial(
         first_state,
@@ -93,17 +129,15 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
         averaged=config.average_decay is not None,
     )
     layout = make_layout(jax.eval_shape(make_first), optimizer, mesh, strategy)
-    options = StepOptions(mode, config.microbatches, config.average_decay, order)
+    options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks)
     train_model = as_model(config.model, () if mode == "jit" else norm_axes(config))
     step = make_train_step(_loss(config, train_model), optimizer, strategy, mesh, options, layout)
-    merged = None if config.batch_norm == "global" else variables.stats
-    planned = () if travels is None else planned_collectives(travels, variables.params, merged, _METRICS, mesh)
-    if parts is not None:
-        planned += optimizer_plan(config.optimizer, parts, mesh.shape)
+    sent = _sent(config, strategy, travels, layout.whole_shapes, total_steps, mesh, sums)
     return Experiment(
         model=model,
         optimizer=optimizer,
         strategy=strategy,
+        ranks=ranks,
         reducer=travels,
         order=order,
         mode=mode,
@@ -113,9 +147,49 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
         layout=layout,
         state_shapes=layout.shapes,
         batch_shapes=batch_shapes,
-        planned=planned,
+        planned=sent.planned,
+        shares=sent.shares,
+        exchange=sent.exchange,
         first_state=functools.partial(layout.make, make_first),
     )
+
+
+def _ranks(mesh: Mesh) -> int:
+    """Processes that MPI joins, each with a mesh such as this one."""
+    if mesh.shape[HOST] != 1:
+        raise InputError(f"transport=mpi takes a mesh of one host in each process, and this has {mesh.shape[HOST]}")
+    try:
+        return int(mpi_world().size)
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"transport=mpi: {error}") from None
+
+
+class _Sent(NamedTuple):
+    planned: tuple[Collective, ...]
+    shares: tuple[float, ...]
+    exchange: Exchange | None
+
+
+def _sent(
+    config: Config,
+    strategy: Strategy,
+    travels: Reducer | Sharded | None,
+    state: TrainState,
+    total_steps: int,
+    mesh: Mesh,
+    sums: AllReduce,
+) -> _Sent:
+    """What the step's program will send, for whole states of these shapes."""
+    if strategy.averaging is not None:
+        exchange = exchanged(state, strategy.averaging, _METRICS)
+        return _Sent(*local_plan(strategy, exchange, total_steps, mesh.shape), exchange)
+    if travels is None:
+        return _Sent((), (), None)
+    merged = None if config.batch_norm == "global" else state.stats
+    planned = planned_collectives(travels, state.params, merged, _METRICS, mesh, sums)
+    if strategy.sharded is not None:
+        planned += optimizer_plan(config.optimizer, Parts(state.params, AXES), mesh.shape)
+    return _Sent(planned, (1.0,) * len(planned), None)
 
 
 def as_model(model: nn.Module | Model, axes: tuple[str, ...] = ()) -> Model:
@@ -138,11 +212,13 @@ def _loss(config: Config, model: Model) -> LossFn:
     )
 
 
-def _batch_shapes(size: int, image_shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+def _batch_shapes(
+    size: int, image_shape: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> dict[str, jax.ShapeDtypeStruct]:
     return {
-        "image": jax.ShapeDtypeStruct((size, *image_shape), "uint8"),
-        "label": jax.ShapeDtypeStruct((size,), "int32"),
-        "id": jax.ShapeDtypeStruct((size,), "int32"),
+        "image": jax.ShapeDtypeStruct((size, *image_shape), "uint8", sharding=sharding),
+        "label": jax.ShapeDtypeStruct((size,), "int32", sharding=sharding),
+        "id": jax.ShapeDtypeStruct((size,), "int32", sharding=sharding),
     }
 
 

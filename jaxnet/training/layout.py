@@ -1,10 +1,12 @@
-"""How a state lies on the mesh between steps: whole on every device, or in parts."""
+"""How a state lies on the mesh between steps: whole on every device, in parts, or as a copy of its own on each."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -12,24 +14,28 @@ from jaxnet.comm import DEVICE, HOST, Strategy, mesh_size, replicated, rows_of, 
 from jaxnet.training.loss import PyTree
 from jaxnet.training.state import TrainState, state_shardings
 
+_Kind = Literal["whole", "part", "copy"]
+OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Where each leaf of a state is, and the way from whole states to those that a step takes, and back.
 
-    In parts, a leaf is an array of one dim, zeros after its end, of which each device holds an equal share.
+    In parts, a leaf is an array of one dim, zeros after its end, of which each device holds an equal share. Of
+    copies each device holds one, which it changes by itself; the leaf leads with [hosts, devices].
 
     Attributes:
         mesh: axes ('host', 'device').
-        axes: the mesh axes over which parts follow each other; empty: everything is whole.
+        axes: the mesh axes over which parts follow each other.
         whole_shapes: of the whole state, without shardings.
-        in_parts: for each leaf of the state, whether it is in parts.
+        kinds: for each leaf of the state, whether it is 'whole', in parts ('part') or in copies ('copy').
     """
 
     mesh: Mesh
     axes: tuple[str, ...]
     whole_shapes: TrainState
-    in_parts: TrainState
+    kinds: TrainState
 
     @property
     def shapes(self) -> TrainState:
@@ -39,8 +45,9 @@ class Layout:
     @property
     def specs(self) -> TrainState:
         """How each leaf of the state that a step takes is cut over the mesh."""
-        specs = jax.tree.map(lambda cut: PartitionSpec(self.axes) if cut else PartitionSpec(), self.in_parts)
-        return specs._replace(comm=jax.tree.map(lambda _: PartitionSpec(HOST, DEVICE), self.in_parts.comm))
+        of_kind = {"whole": PartitionSpec(), "part": PartitionSpec(self.axes), "copy": OWN}
+        specs = jax.tree.map(of_kind.__getitem__, self.kinds)
+        return specs._replace(comm=jax.tree.map(lambda _: OWN, self.kinds.comm))
 
     @property
     def shardings(self) -> TrainState:
@@ -53,15 +60,23 @@ class Layout:
 
     def cut(self, state: TrainState) -> TrainState:
         """A whole state as a step takes it."""
-        return self._cut_on_mesh(state) if self.axes else state
+        return state if self._all_whole else self._cut_on_mesh(state)
 
     def whole(self, state: TrainState) -> TrainState:
-        """The state of a step as a checkpoint holds it: whole on every device. Its bits are unchanged."""
-        return self._whole_on_mesh(state) if self.axes else state
+        """The state of a step as a checkpoint holds it: whole on every device.
 
-    def whole_params(self, params: PyTree) -> PyTree:
-        """The parameters of a step's state, or their average, whole on every device."""
-        return self._whole_params_on_mesh(params) if self.axes else params
+        Its bits are unchanged, but where copies differ: there it is their mean.
+        """
+        return state if self._all_whole else self._whole_on_mesh(state)
+
+    def evaluated(self, state: TrainState) -> tuple[PyTree, PyTree]:
+        """What a state is tested by, whole on every device: its parameters, or their average, and running averages."""
+        params = state.params if state.average is None else state.average
+        return (params, state.stats) if self._all_whole else self._evaluated_on_mesh((params, state.stats))
+
+    @property
+    def _all_whole(self) -> bool:
+        return all(kind == "whole" for kind in jax.tree.leaves(self.kinds))
 
     @functools.cached_property
     def _cut_on_mesh(self) -> jax.stages.Wrapped:
@@ -72,39 +87,55 @@ class Layout:
         return jax.jit(self._join, out_shardings=state_shardings(self.whole_shapes, self.mesh))
 
     @functools.cached_property
-    def _whole_params_on_mesh(self) -> jax.stages.Wrapped:
-        join = lambda params: jax.tree.map(_joined, params, self.whole_shapes.params)  # noqa: E731
-        return jax.jit(join, out_shardings=replicated(self.mesh))
+    def _evaluated_on_mesh(self) -> jax.stages.Wrapped:
+        kinds, shapes = ((tree.params, tree.stats) for tree in (self.kinds, self.whole_shapes))
+        return jax.jit(lambda trees: jax.tree.map(_joined, kinds, trees, shapes), out_shardings=replicated(self.mesh))
 
     def _cut(self, state: TrainState) -> TrainState:
-        devices = mesh_size(self.mesh)
-        return jax.tree.map(lambda leaf, cut: rows_of(leaf, devices).reshape(-1) if cut else leaf, state, self.in_parts)
+        return jax.tree.map(self._cut_leaf, self.kinds, state)
+
+    def _cut_leaf(self, kind: _Kind, leaf: jax.Array) -> jax.Array:
+        if kind == "copy":
+            return jnp.broadcast_to(leaf, (*self.mesh.shape.values(), *leaf.shape))
+        return rows_of(leaf, mesh_size(self.mesh)).reshape(-1) if kind == "part" else leaf
 
     def _join(self, state: TrainState) -> TrainState:
-        join = lambda leaf, cut, shape: _joined(leaf, shape) if cut else leaf  # noqa: E731
-        return jax.tree.map(join, state, self.in_parts, self.whole_shapes)
+        return jax.tree.map(_joined, self.kinds, state, self.whole_shapes)
 
 
-def _joined(leaf: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    return whole_of(leaf, shape.shape)
+def _joined(kind: _Kind, leaf: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    if kind == "copy":
+        return _mean_of_copies(leaf)
+    return whole_of(leaf, shape.shape) if kind == "part" else leaf
+
+
+def _mean_of_copies(leaf: jax.Array) -> jax.Array:
+    """The mean over the two leading dims; where all copies are equal, exactly theirs. Counts are equal at all times."""
+    first = leaf[:1, :1]
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return first[0, 0]
+    return first[0, 0] + (leaf - first).mean((0, 1))
 
 
 def make_layout(whole: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, strategy: Strategy) -> Layout:
-    """The layout of states of these shapes: what belongs to parameters in parts, if the strategy carries parts."""
-    in_parts = jax.tree.map(lambda _: False, whole)
+    """The layout of states of these shapes: parts or copies of what an update changes, if the strategy has them."""
+    kinds = jax.tree.map(lambda _: "whole", whole)
+    if strategy.averaging is not None:
+        copies = {field: getattr(kinds, field) for field in ("params", "stats", "optimizer", "average")}
+        kinds = kinds._replace(**jax.tree.map(lambda _: "copy", copies))
     axes = () if strategy.sharded is None else strategy.sharded.axes
     if axes:
-        belongs = jax.tree.map(lambda _: True, whole.params)
-        in_parts = in_parts._replace(
+        belongs = jax.tree.map(lambda _: "part", whole.params)
+        kinds = kinds._replace(
             params=belongs,
             average=None if whole.average is None else belongs,
             optimizer=_follows_params(optimizer, whole.params),
         )
-    return Layout(mesh, axes, whole, in_parts)
+    return Layout(mesh, axes, whole, kinds)
 
 
 def _follows_params(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
-    """Which leaves of the optimizer's state belong to a parameter: those whose shape changes with the parameters'."""
+    """In parts are the leaves of the optimizer's state that belong to a parameter: that change shape with it."""
     longer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.size + 1,), leaf.dtype), params)
     before, after = (jax.eval_shape(optimizer.init, shapes) for shapes in (params, longer))
-    return jax.tree.map(lambda a, b: a.shape != b.shape, before, after)
+    return jax.tree.map(lambda a, b: "part" if a.shape != b.shape else "whole", before, after)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpoints, OneWriter
 from jaxnet.data import DeviceBatch
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
@@ -56,17 +56,19 @@ class Loop:
         display: what a person sees.
         profile: the window of steps to trace.
         settings: the config as JSON values, saved with each state.
+        stop: tells when to stop before the end.
     """
 
     config: Config
     experiment: Experiment
     step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
     evaluate: Evaluate
-    checkpoints: Checkpoints
+    checkpoints: Checkpoints | OneWriter
     records: Records | NoRecords
     display: Display
     profile: ProfileWindow
     settings: dict[str, Any]
+    stop: StopSignal
 
     def __post_init__(self) -> None:
         self._pace = Pace(self.config.log.every_steps)
@@ -76,7 +78,7 @@ class Loop:
         """Train from `step` to the end or to a signal, and save the last state."""
         config, total, evaluation = self.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
-        with StopSignal() as stop:
+        with self.stop as stop:
             stopped = step >= total
             while not stopped:
                 state = self._one(state, batches, step)

@@ -1,17 +1,21 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, filled, mesh_size, wire_bytes_per_axis
+from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, filled, mesh_size
 from jaxnet.training.experiment import Experiment
 
 PyTree = Any
 
-_WHEN = {"deferred": "in parts, gathered by the next forward"}
+_WHEN = {
+    "deferred": "in parts, gathered by the next forward",
+    "local": "the mean of the parameters every {every} steps",
+}
 
 
 def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> dict[str, Any]:
@@ -21,19 +25,19 @@ def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
         "strategy": experiment.strategy.name,
         "schedule": experiment.strategy.schedule,
         "mode": experiment.mode,
-        "mesh": dict(mesh.shape),
+        "mesh": experiment.mesh_over_ranks(mesh),
         "leaves": len(leaves),
         "gradient_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
         "buckets": [],
-        "wire_bytes_per_axis": wire_bytes_per_axis(experiment.planned),
+        "every": 1 if experiment.strategy.averaging is None else experiment.strategy.averaging.every,
+        "wire_bytes_per_axis": _sent(experiment),
         "wire_bytes_per_step": wire_bytes_per_step(experiment, mesh),
         "planned": [_collective(c.kind, c.axes, c.dtype, c.elements) for c in experiment.planned],
     }
     buckets = bucket_plan(experiment, mesh)
     if buckets is not None:
-        names = leaf_names(experiment)
         parts = mesh_size(mesh) if isinstance(experiment.reducer, Sharded) else 1
-        sizes = [leaves[index].size for index in experiment.order]
+        names, sizes = leaf_names(experiment), [leaf.size for _, leaf in _numbered(experiment)]
         report["buckets"] = [_bucket(bucket, parts, sizes, names) for bucket in buckets.buckets]
     if check is not None:
         report["verified"] = check.ok
@@ -68,20 +72,38 @@ def bucket_plan(experiment: Experiment, mesh: Mesh) -> BucketPlan | None:
     """How leaves map to buckets; None if XLA reduces."""
     if experiment.reducer is None:
         return None
-    return experiment.reducer.plan(_params(experiment), mesh.shape).buckets
+    travels = _params(experiment) if experiment.exchange is None else experiment.exchange
+    return experiment.reducer.plan(travels, mesh.shape).buckets
 
 
 def leaf_names(experiment: Experiment) -> list[str]:
-    """Paths of the leaves in backward order, as a bucket plan numbers them."""
-    paths = [path for path, _ in jax.tree.leaves_with_path(_params(experiment))]
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-    return [names[index] for index in experiment.order]
+    """Paths of the leaves that travel, as a bucket plan numbers them: in backward order, if they are gradients."""
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in _numbered(experiment)]
+
+
+def _numbered(experiment: Experiment) -> list[tuple[Any, jax.ShapeDtypeStruct]]:
+    """Paths and leaves of what travels."""
+    if experiment.exchange is not None:
+        return list(jax.tree.leaves_with_path(experiment.exchange))
+    leaves = jax.tree.leaves_with_path(_params(experiment))
+    return [leaves[index] for index in experiment.order]
+
+
+def _sent(experiment: Experiment) -> dict[str, int]:
+    """Bytes that each device sends over each axis in a step, in the mean over the run's steps."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for collective, share in zip(experiment.planned, experiment.shares, strict=True):
+        total["+".join(collective.axes)] += share * collective.wire_bytes
+    return {axis: round(sent) for axis, sent in total.items()}
 
 
 def wire_bytes_per_step(experiment: Experiment, mesh: Mesh) -> int:
-    """Bytes that each device sends in a step. If XLA reduces: those of a ring all-reduce of all gradients."""
+    """Bytes that each device sends in a step, in the mean over the run's steps.
+
+    If XLA reduces: those of a ring all-reduce of all gradients.
+    """
     if experiment.reducer is not None:
-        return sum(wire_bytes_per_axis(experiment.planned).values())
+        return sum(_sent(experiment).values())
     devices = mesh_size(mesh)
     leaves = jax.tree.leaves(_params(experiment))
     return sum(2 * (devices - 1) * leaf.size * leaf.dtype.itemsize // devices for leaf in leaves)
@@ -94,21 +116,23 @@ def plan_text(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
 
 def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
     mesh = " x ".join(_counted(size, axis) for axis, size in report["mesh"].items())
-    when = _WHEN.get(report["schedule"], f"{report['schedule']} backward")
+    when = _WHEN.get(report["schedule"], "{schedule} backward").format(**report)
     yield (
         f"strategy {report['strategy']} ({when}), mode {report['mode']}, mesh {mesh}: "
         f"{report['leaves']} leaves, {size_text(report['gradient_bytes'])} of gradients"
     )
     if report["buckets"]:
         yield ""
-        yield f"{'bucket':>6}  {'bytes':>12}  {'padding':>7}  {'dtype':<8}  leaves, in backward order"
+        order = "in backward order" if report["schedule"] != "local" else "at the end of a round"
+        yield f"{'bucket':>6}  {'bytes':>12}  {'padding':>7}  {'dtype':<8}  leaves, {order}"
     for index, bucket in enumerate(report["buckets"]):
         leaves = bucket["leaves"]
         shown = leaves[0] if len(leaves) == 1 else f"{leaves[0]} .. {leaves[-1]} ({len(leaves)})"
         yield f"{index:>6}  {bucket['bytes']:>12,}  {bucket['padding']:>7}  {bucket['dtype']:<8}  {shown}"
     yield ""
+    mean = " in the mean" if report["every"] > 1 else ""
     for axis, sent in report["wire_bytes_per_axis"].items():
-        yield f"each device sends {sent:>14,} bytes a step over {axis}"
+        yield f"each device sends {sent:>14,} bytes a step{mean} over {axis}"
     if not report["wire_bytes_per_axis"]:
         yield f"each device sends {report['wire_bytes_per_step']:>14,} bytes a step"
     if check is not None and (check.planned or check.found):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 
+from jaxnet.comm.launch import HasText
 from jaxnet.training.config import Profile
 
 
@@ -13,10 +14,10 @@ class ProfileWindow:
     Each step is annotated with its number. Look with `jaxnet timeline`, TensorBoard's xprof or Perfetto.
     """
 
-    def __init__(self, window: Profile, workdir: Path) -> None:
+    def __init__(self, window: Profile, workdir: Path, process: int) -> None:
         self._first, self._last = window.start, window.start + window.steps - 1
         # A trace is named by its host: processes of one host would write into one file.
-        self._directory = workdir / "profile" / f"process_{jax.process_index()}"
+        self._directory = workdir / "profile" / f"process_{process}"
         self._running = False
         self._annotation: jax.profiler.StepTraceAnnotation | None = None
 
@@ -45,10 +46,10 @@ class ProfileWindow:
             self._running = False
 
 
-def write_programs(workdir: Path, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Path:
+def write_programs(workdir: Path, lowered: HasText, compiled: HasText) -> Path:
     """Write the step as given to the compiler (StableHLO) and as optimized (HLO) to `<workdir>/hlo`."""
     directory = workdir / "hlo"
     directory.mkdir(exist_ok=True)
-    (directory / "train_step.stablehlo.txt").write_text(lowered.as_text())
+    (directory / "train_step.stablehlo.txt").write_text(lowered.as_text() or "")
     (directory / "train_step.optimized_hlo.txt").write_text(compiled.as_text() or "")
     return directory

@@ -18,14 +18,17 @@ def show_warnings() -> None:
 
 
 class Display:
-    """Prints the lines of a run, and in a terminal keeps a progress bar below them. Use it in a `with` statement."""
+    """Prints the lines of a run, and in a terminal keeps a progress bar below them. Use it in a `with` statement.
 
-    def __init__(self, total_steps: int, first_step: int, *, silent: bool = False) -> None:
+    Without a `bar` it prints lines alone: under mpirun a file looks like a terminal.
+    """
+
+    def __init__(self, total_steps: int, first_step: int, *, silent: bool = False, bar: bool = True) -> None:
         self._silent = silent
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         console = Console()
-        if console.is_terminal and not silent:
+        if console.is_terminal and bar and not silent:
             columns = (
                 TextColumn("step"),
                 MofNCompleteColumn(),

@@ -17,7 +17,8 @@ class TrainState(NamedTuple):
     """State of a run. Whole on every device, but for `comm`, whose leaves lead with [hosts, devices].
 
     Under a 'deferred' schedule the step takes and gives parameters, their average and the optimizer's state in
-    parts, one a device; see `Layout`. Checkpoints hold whole states under every schedule.
+    parts, one a device; under a 'local' one each device has these and the running averages for itself. See `Layout`.
+    Checkpoints hold whole states under every schedule.
 
     Attributes:
         step: steps done, int32 [].

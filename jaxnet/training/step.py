@@ -1,4 +1,4 @@
-"""The training step in its three modes: the same arithmetic, mapped over the mesh in different ways."""
+"""The training step in its four modes: the same arithmetic, mapped over the mesh in different ways."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ from jaxnet.comm import (
     AXES,
     DEVICE,
     HOST,
+    AllReduce,
     Collective,
     Reducer,
     Sharded,
     Strategy,
+    all_reduce,
     compiler_options,
     mesh_size,
     one_per_device,
@@ -24,12 +26,15 @@ from jaxnet.comm import (
     scheduled,
     split_by_example,
 )
-from jaxnet.training.device_step import Metrics, StepFn, device_step, global_step, mean_plan
-from jaxnet.training.layout import Layout
+from jaxnet.training.device_step import Metrics, StepFn, device_step, global_step, mean_plan, one_message
+from jaxnet.training.layout import OWN, Layout
+from jaxnet.training.local_step import local_step
 from jaxnet.training.loss import Batch, LossFn, PyTree
+from jaxnet.training.pieces_step import PiecesStep
 from jaxnet.training.state import TrainState
 
-Mode = Literal["shard_map", "jit", "pmap"]
+Mode = Literal["shard_map", "jit", "pmap", "pieces"]
+Step = jax.stages.Wrapped | PiecesStep
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,21 @@ class StepOptions:
 
     Attributes:
         mode: 'shard_map': one program a device, the collectives are ours; 'jit': XLA partitions one global
-            program; 'pmap': as shard_map through the older `jax.pmap`, which has one mesh axis.
+            program; 'pmap': as shard_map through the older `jax.pmap`, which has one mesh axis; 'pieces': several
+            programs, launched from two threads, on one device a process.
         microbatches: parts that a device's share of the batch is taken in; gradients travel once.
         average_decay: `d` of the moving average of parameters, `a = d a + (1 - d) p`; None keeps none.
         order: leaves in the order in which backward produces them (`backward_order`); None: the tree's.
+        all_reduce: sums metrics and running averages; of the same transport as the strategy.
+        ranks: processes that MPI joins, each with a mesh of its own.
     """
 
     mode: Mode = "shard_map"
     microbatches: int = 1
     average_decay: float | None = None
     order: Sequence[int] | None = None
+    all_reduce: AllReduce = all_reduce
+    ranks: int = 1
 
 
 def make_train_step(
@@ -57,32 +67,38 @@ def make_train_step(
     mesh: Mesh,
     options: StepOptions | None = None,
     layout: Layout | None = None,
-) -> jax.stages.Wrapped:
+) -> Step:
     """`step(state, batch) -> (state, metrics)`: one program, the state donated, no round trip to the host.
 
     Per device: parameters become varying; gradients of the device's examples; the reducer sums them; the mean
     is taken, once; optimizer; moving average. Metrics are means over the global batch, float32 []. With the
-    schedule 'deferred' parameters are gathered first, and the sums, the optimizer and the average are in parts.
+    schedule 'deferred' parameters are gathered first, and the sums, the optimizer and the average are in parts; with
+    the schedule 'local' see `local_step`.
 
-    The result is a `jax.jit` function: `step.lower(state, batch).compile()` is the program to run or inspect.
+    The result is a `jax.jit` function, or used as one: `step.lower(state, batch).compile()` is the program to run or
+    inspect.
 
     Args:
         loss_fn: a mean over examples; see `LossFn`.
         optimizer: any Optax transformation; it sees the mean gradient of the global batch, so clipping by
             global norm means what it says. With the schedule 'deferred' it sees a device's parts, so it must act
-            element by element, or know of the parts as `make_optimizer(..., parts)` does.
+            element by element, or know of the parts as `make_optimizer(..., parts)` does. With 'local' it sees the
+            gradient of a device's own examples, and is what `local_optimizer` gives.
         strategy: how gradients travel.
         mesh: axes ('host', 'device').
         options: see `StepOptions`.
-        layout: of the states; the schedule 'deferred' needs it.
+        layout: of the states; the schedules 'deferred' and 'local' need it.
 
     Raises:
         ValueError: mode 'jit' with a strategy of ours, or another mode with 'xla'; 'pmap' with several hosts;
-            'deferred' in another mode than 'shard_map', or without a layout.
+            'pieces' with a strategy that does not sum message by message;
+            'deferred' or 'local' in another mode than 'shard_map', or without a layout.
     """
     options = options or StepOptions()
     if strategy.sharded is not None:
         return _deferred(loss_fn, optimizer, strategy, mesh, options, layout)
+    if strategy.averaging is not None:
+        return _local(loss_fn, optimizer, strategy, mesh, options, layout)
     reducer = scheduled(strategy, options.order)
     if (options.mode == "jit") != (reducer is None):
         raise ValueError(
@@ -92,9 +108,15 @@ def make_train_step(
     if reducer is None:
         step = global_step(loss_fn, optimizer, mesh_size(mesh), options.microbatches, options.average_decay)
         return _jit(step, mesh)
+    if options.mode == "pieces":
+        return PiecesStep(
+            *(loss_fn, optimizer, strategy, mesh, options.order, options.microbatches, options.average_decay)
+        )
     axes = (DEVICE,) if options.mode == "pmap" else AXES
+    devices = mesh_size(mesh) * options.ranks
     step = device_step(
-        *(loss_fn, optimizer, reducer.reduce, mesh_size(mesh), axes, options.microbatches, options.average_decay)
+        *(loss_fn, optimizer, reducer.reduce, devices, axes, options.microbatches, options.average_decay),
+        together=one_message(options.all_reduce),
     )
     everywhere = _state_like(PartitionSpec(), PartitionSpec(HOST, DEVICE))
     return _pmap(step, mesh) if options.mode == "pmap" else _shard_map(step, mesh, everywhere)
@@ -120,6 +142,26 @@ def _deferred(
     return _shard_map(step, mesh, layout.specs)
 
 
+def _local(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    strategy: Strategy,
+    mesh: Mesh,
+    options: StepOptions,
+    layout: Layout | None,
+) -> jax.stages.Wrapped:
+    averaging, reducer = strategy.averaging, strategy.reducer
+    if options.mode != "shard_map" or layout is None or averaging is None or reducer is None:
+        raise ValueError(
+            f"strategy {strategy.name!r} gives each device parameters of its own: it takes mode 'shard_map' and a "
+            "layout"
+        )
+    step = local_step(
+        *(loss_fn, optimizer, averaging, reducer, mesh_size(mesh)), options.microbatches, options.average_decay
+    )
+    return _shard_map(step, mesh, layout.specs)
+
+
 def scheduled_parts(strategy: Strategy, order: Sequence[int] | None = None) -> Sharded | None:
     """The parts of a 'deferred' strategy, taking leaves in `order`; None for the others."""
     if strategy.sharded is None or order is None:
@@ -128,7 +170,12 @@ def scheduled_parts(strategy: Strategy, order: Sequence[int] | None = None) -> S
 
 
 def planned_collectives(
-    reducer: Reducer | Sharded, params: PyTree, merged_stats: PyTree, metrics: int, mesh: Mesh
+    reducer: Reducer | Sharded,
+    params: PyTree,
+    merged_stats: PyTree,
+    metrics: int,
+    mesh: Mesh,
+    all_reduce: AllReduce = all_reduce,
 ) -> tuple[Collective, ...]:
     """What a step sends: the gradients, and one small message of metrics and running averages.
 
@@ -140,9 +187,10 @@ def planned_collectives(
         merged_stats: shapes of the running averages that differ between devices; None with global BatchNorm.
         metrics: how many there are.
         mesh: axes ('host', 'device').
+        all_reduce: as in `StepOptions`.
     """
     gradients = reducer.plan(params, mesh.shape).collectives
-    return gradients + mean_plan(merged_stats, metrics, mesh.shape)
+    return gradients + mean_plan(merged_stats, metrics, mesh.shape, one_message(all_reduce))
 
 
 def _state_like(other: Any, comm: Any) -> TrainState:
@@ -152,13 +200,21 @@ def _state_like(other: Any, comm: Any) -> TrainState:
 
 def _shard_map(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrapped:
     def on_device(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        own = state._replace(comm=jax.tree.map(lambda leaf: leaf[0, 0], state.comm))
+        own = jax.tree.map(lambda spec, leaf: _without_place(leaf) if spec == OWN else leaf, specs, state)
         new, metrics = step(own, batch)
-        return new._replace(comm=jax.tree.map(lambda leaf: leaf[None, None], new.comm)), metrics
+        return jax.tree.map(lambda spec, leaf: _with_place(leaf) if spec == OWN else leaf, specs, new), metrics
 
     split, everywhere = PartitionSpec(AXES), PartitionSpec()
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, split), out_specs=(specs, everywhere))
     return jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh))
+
+
+def _without_place(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0, 0], tree)
+
+
+def _with_place(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[None, None], tree)
 
 
 def _jit(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:

@@ -8,6 +8,8 @@ from typing import Self
 import jax
 from jax.experimental import multihost_utils
 
+from jaxnet.cluster.mpi import Flag
+
 
 class StopSignal:
     """SIGTERM or SIGINT on any process makes all processes stop after the same step.
@@ -17,7 +19,8 @@ class StopSignal:
 
     In one process the handlers set a flag. In several, JAX's preemption service receives SIGTERM (no handler
     of Python's sees it once jax.distributed is up), tells the other processes, and picks a step that none has
-    passed; SIGINT is handed on to it. The service needs about a second to notice.
+    passed; SIGINT is handed on to it. The service needs about a second to notice. With a `flag` of MPI's ranks the
+    handlers raise that; then SIGUSR1 stops as well, which mpirun hands on to all ranks, and goes on waiting.
 
     >>> with StopSignal() as stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -25,14 +28,19 @@ class StopSignal:
     (True, 'SIGTERM')
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flag: Flag | None = None) -> None:
         self.signal_name: str | None = None
+        self._flag = flag
         self._interrupted = False
         self._stopping = False
 
     def __enter__(self) -> Self:
         self._several = jax.process_count() > 1
-        caught = (signal.SIGINT,) if self._several else (signal.SIGINT, signal.SIGTERM)
+        caught = [signal.SIGINT]
+        if not self._several:
+            caught.append(signal.SIGTERM)
+        if self._flag is not None:
+            caught.append(signal.SIGUSR1)
         self._before = {number: signal.signal(number, self._on_signal) for number in caught}
         return self
 
@@ -42,6 +50,8 @@ class StopSignal:
         for number, handler in self._before.items():
             # None stands for a handler that was not installed from Python, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if self._flag is not None and error is None:
+            self._flag.close()
 
     def should_stop(self, step: int) -> bool:
         """Whether `step` is the last; True from then on. `signal_name` says why.
@@ -50,8 +60,10 @@ class StopSignal:
         """
         if self._several and not self._stopping:
             self._stopping = multihost_utils.reached_preemption_sync_point(step)
-            if self._stopping and self.signal_name is None:
-                self.signal_name = signal.SIGTERM.name
+        if self._flag is not None and not self._stopping:
+            self._stopping = self._flag.seen(self.signal_name is not None)
+        if self._stopping and self.signal_name is None:
+            self.signal_name = signal.SIGTERM.name
         return self._stopping
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -62,5 +74,5 @@ class StopSignal:
         self.signal_name = self.signal_name or signal.Signals(number).name
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
-        else:
+        elif self._flag is None:
             self._stopping = True

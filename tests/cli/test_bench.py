@@ -22,6 +22,7 @@ WRONG = {
     "size of a strategy": ("bench step --strategy ddp:4mb", "--strategy ddp:4mb: '4mb' must be a number of bytes"),
     "no buckets": ("bench step --strategy xla:1MiB", "strategy 'xla' has no bucket size to set"),
     "bucket size": ("bench step --strategy ddp --bucket-bytes 0", "--bucket-bytes: '0' must be a number of bytes"),
+    "rounds of steps": ("bench step --strategy local_sgd", "--strategy local_sgd: its steps are not alike, parameters"),
     "workload": ("bench step --strategy ddp --model vgg16", "no workload 'vgg16'; there are: dense, vgg,"),
     "rounds": ("bench step --strategy ddp --rounds 0", "--rounds: '0' must be a whole number of at least 1"),
     "batch": ("bench step --strategy ddp --mesh 2x4 --batch 6", "--batch 6: wanted a multiple of 4"),

@@ -38,6 +38,17 @@ def test_flat_is_one_message_and_the_measure_of_the_others(rows):
     assert rows["cntk_1bit"]["ratio_to_flat"] < 1 / 16
 
 
+def test_parameters_that_travel_every_eight_steps_count_an_eighth(rows):
+    assert rows["local_sgd"]["wire_bytes_per_step"] == pytest.approx(
+        rows["hierarchical"]["wire_bytes_per_step"] / 8, rel=1e-3
+    )
+    assert rows["bmuf"]["ratio_to_flat"] == rows["local_sgd"]["ratio_to_flat"]
+    early = 200 / 674  # of the steps send gradients
+    assert rows["post_local_sgd"]["ratio_to_flat"] == pytest.approx(
+        rows["hierarchical"]["ratio_to_flat"] * (early + (1 - early) / 8), rel=1e-3
+    )
+
+
 def test_what_xla_sends_is_not_known(rows):
     assert "messages" not in rows["xla"]
 

@@ -1,5 +1,6 @@
 """What MPI will carry and what is refused, without MPI: plans, the choice by size, the reading of programs."""
 
+import subprocess
 import sys
 
 import jax
@@ -8,12 +9,19 @@ import pytest
 from jaxnet import comm
 from jaxnet.comm import hlo, mpi_ranks
 from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
+from support.programs import clean_environment
 
 
 def test_mpi4jax_that_is_missing_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4jax", None)
     with pytest.raises(ImportError, match=r"needs mpi4jax.*libopenmpi-dev.*jaxnet\[mpi\].*make install-mpi"):
         mpi_all_reduce()
+
+
+def test_mpi_is_not_started_by_an_import():
+    program = "import sys, jaxnet.comm; print(sorted({'mpi4jax', 'mpi4py'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "JAX_NUM_PROCESSES"])

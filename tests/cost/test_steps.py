@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
+from jaxnet.cost.setting import LEARNING_RATE
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.steps import (
-    LEARNING_RATE,
     check_batch,
     communication_only,
     compute_only,
@@ -61,6 +61,31 @@ def test_every_schedule_takes_the_same_steps_in_donated_memory(label, mesh):
     assert all(leaf.is_deleted() for leaf in before)
     for got, want in zip(params_of(task), reference(3), strict=True):
         np.testing.assert_allclose(got, np.ravel(want), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", ["per_leaf", "flat"])
+def test_a_step_in_pieces_takes_the_same_steps(label):
+    """On one device, half of the examples of the reference."""
+    alone = comm.make_mesh(1, jax.devices()[:1])
+    strategy = comm.named_strategy(label)
+    whole, pieces = full_step(WORKLOAD, strategy, alone), full_step(WORKLOAD, strategy, alone, pieces=True)
+    before = jax.tree.leaves(pieces.state)
+    for task in (whole, pieces):
+        task.run(3)
+    assert all(leaf.is_deleted() for leaf in before)
+    for got, want in zip(params_of(pieces), params_of(whole), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", ["xla", "zero", "parameter_server", "local_sgd"])
+def test_a_strategy_without_messages_of_its_own_has_no_step_in_pieces(label, mesh):
+    with pytest.raises(InputError, match=rf"--strategy {label}\+pieces: .*leave \+pieces out"):
+        full_step(WORKLOAD, comm.named_strategy(label), mesh, pieces=True)
+
+
+def test_a_step_in_pieces_takes_one_device_a_process(mesh):
+    with pytest.raises(InputError, match=r"--strategy flat\+pieces: wanted one device a process, got 8; start a proc"):
+        full_step(WORKLOAD, comm.named_strategy("flat"), mesh, pieces=True)
 
 
 def test_compute_only_sends_nothing_and_updates_every_leaf(mesh):

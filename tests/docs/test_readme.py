@@ -72,6 +72,8 @@ def check(words):
         case ["train.py", *arguments] | ["python", "train.py", *arguments]:
             args = train.parse(arguments)
             load_config(args.config, args.overrides)
+        case ["mpirun", "-n", _, ".venv/bin/python", "-m", "mpi4py", *command]:
+            check(command)
         case ["jaxnet", "launch", *arguments]:
             check(launched(["launch", *arguments]))
         case ["jaxnet", *_]:

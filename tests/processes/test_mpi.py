@@ -205,6 +205,32 @@ def test_contract_of_a_reducer():
             assert "algorithm='ring' or 'tree'" in result["half_in_library"]
 
 
+def run_strategies():
+    """On one rank: every named strategy that takes another all-reduce, on whole numbers that float16 holds too."""
+    from mpi4py import MPI
+
+    world, mesh, results = MPI.COMM_WORLD, comm.make_mesh(1), {}
+    held = [example(rank, mesh.size, "library", integers=True) for rank in range(world.size)]
+    for name in filter(comm.takes_all_reduce, comm.STRATEGIES):
+        reducer = comm.named_strategy(name, all_reduce=mpi_all_reduce).reducer
+        sums, _ = laws.run_reducer(reducer, mesh, held[world.rank])
+        shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[2:], v.dtype), held[0])
+        text = laws.lowered(reducer, mesh, held[world.rank]).compile().as_text()
+        check = comm.verify(text, reducer.plan(shapes, mesh.shape).collectives, mesh.shape)
+        exact = [np.array_equal(np.asarray(v, float), sum(w[k].sum((0, 1)) for w in held)) for k, v in sums.items()]
+        results[name] = [all(exact), check.ok, check.explain()]
+    return results
+
+
+@needs_mpi
+@pytest.mark.processes
+def test_named_strategies_sum_over_the_ranks():
+    with MpiRun(run_strategies, 2, devices=2) as run:
+        for results in run.results():
+            assert len(results) == 8
+            assert all(exact and ok for exact, ok, _ in results.values()), results
+
+
 def many_programs():
     """On one rank: two programs in flight, many buckets, devices of one process at different speeds."""
     from mpi4py import MPI

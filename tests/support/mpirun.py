@@ -1,4 +1,4 @@
-"""Ranks that mpirun starts on loopback, each running a function of a test module; killed with the whole session."""
+"""Ranks that mpirun starts on loopback: a program, or a function of a test module; killed with the whole session."""
 
 import importlib
 import importlib.util
@@ -26,18 +26,17 @@ def missing():
     return None
 
 
-class MpiRun(Program):
-    """`function(*arguments)` of a test module on every rank; `arguments` are strings, what it returns is JSON."""
+class MpiProgram(Program):
+    """`python -m mpi4py ...` on every rank; `others` is what further ranks run, a list of arguments for each."""
 
-    def __init__(self, function, ranks, *arguments, devices=1, **environment):
-        module = Path(function.__code__.co_filename).relative_to(ROOT / "tests").with_suffix("")
+    def __init__(self, ranks, *arguments, options=(), others=(), devices=1, **environment):
         # Under `-m mpi4py` an error on one rank ends all, where MPI_Finalize would wait for the others.
-        program = [sys.executable, "-m", "mpi4py", "-m", "support.mpirun", f"{module}:{function.__name__}", *arguments]
+        python = [sys.executable, "-m", "mpi4py"]
+        command = [*_MPIRUN, *options, "-n", str(ranks), *python, *arguments]
+        for more in others:
+            command += [":", "-n", "1", *python, *more]
         super().__init__(
-            [*_MPIRUN, "-n", str(ranks), *program],
-            PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}",
-            JAX_NUM_CPU_DEVICES=str(devices),
-            **environment,
+            command, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", JAX_NUM_CPU_DEVICES=str(devices), **environment
         )
 
     def processes(self):
@@ -55,6 +54,21 @@ class MpiRun(Program):
         for reader in self._readers:
             reader.join(PATIENCE)
         return status
+
+    def rank(self, index):
+        """The process of a rank."""
+        wanted = f"OMPI_COMM_WORLD_RANK={index}".encode()
+        (pid,) = (pid for pid in self.processes() if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        return pid
+
+
+class MpiRun(MpiProgram):
+    """`function(*arguments)` of a test module on every rank; `arguments` are strings, what it returns is JSON."""
+
+    def __init__(self, function, ranks, *arguments, devices=1, **environment):
+        module = Path(function.__code__.co_filename).relative_to(ROOT / "tests").with_suffix("")
+        program = ["-m", "support.mpirun", f"{module}:{function.__name__}", *arguments]
+        super().__init__(ranks, *program, devices=devices, **environment)
 
     def results(self):
         """What the function returned, by rank; every rank must have ended well."""

@@ -10,6 +10,7 @@ from jaxnet import comm
 from jaxnet.models import CNN, ResNet, from_linen
 from jaxnet.training.augment import Augmentation
 from jaxnet.training.layout import Layout, make_layout
+from jaxnet.training.local_step import local_optimizer
 from jaxnet.training.loss import Pixels, classification_loss
 from jaxnet.training.state import first_state
 from jaxnet.training.step import StepOptions, make_train_step
@@ -50,6 +51,8 @@ def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optim
     if isinstance(strategy, str):
         strategy = comm.named_strategy(strategy, bucket_bytes)
     optimizer = optimizer or optax.sgd(0.1, 0.9)
+    if strategy.averaging is not None:
+        optimizer = local_optimizer(optimizer, strategy.averaging)
     first = lambda: first_state(  # noqa: E731
         model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options
     )

@@ -31,6 +31,47 @@ def test_a_supervisor_may_repeat_itself_and_the_first_signal_names_the_stop():
         assert stop.signal_name == "SIGTERM"
 
 
+class Raised:
+    """A flag that all ranks see at once."""
+
+    def __init__(self, *others):
+        self._others, self.own, self.closed = list(others), [], False
+
+    def seen(self, raised):
+        self.own.append(raised)
+        return raised or self._others.pop(0)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_with_a_flag_a_signal_raises_it_and_the_flag_decides(number):
+    flag = Raised(False)
+    with StopSignal(flag) as stop:
+        assert not stop.should_stop(1)
+        signal.raise_signal(number)
+        assert flag.own == [False]
+        assert stop.should_stop(2)
+        assert stop.should_stop(3)
+        assert flag.own == [False, True]
+        assert stop.signal_name == number.name
+    assert flag.closed
+
+
+def test_the_flag_of_another_stops_this_one():
+    with StopSignal(Raised(False, True)) as stop:
+        assert [stop.should_stop(step) for step in (1, 2)] == [False, True]
+        assert stop.signal_name == "SIGTERM"
+
+
+def test_after_an_error_nobody_is_waited_for():
+    flag = Raised()
+    with pytest.raises(ValueError, match="mine"), StopSignal(flag):
+        raise ValueError("mine")
+    assert not flag.closed
+
+
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_the_handlers_before_are_restored(error):
     seen = []

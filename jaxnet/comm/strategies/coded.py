@@ -1,7 +1,7 @@
 """Fewer bits on the wire, by a codec or by rank."""
 
 from jaxnet.comm import codecs
-from jaxnet.comm.algorithms import all_reduce, cast, scattered
+from jaxnet.comm.algorithms import AllReduce, all_reduce, cast, scattered
 from jaxnet.comm.bucketed import bucketed
 from jaxnet.comm.compressed import compressed, compressed_scattered
 from jaxnet.comm.mesh import AXES, DEVICE, HOST
@@ -14,7 +14,7 @@ def _lossy(name: str, summary: str, reducer: Reducer) -> Strategy:
     return Strategy(name, summary, reducer, exact=False)
 
 
-def fp16(bucket_bytes: int = 25 * MiB) -> Strategy:
+def fp16(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
     """Gradients cast to float16, summed in it too: Horovod's fp16 compression, PyTorch's `fp16_compress_hook`."""
     return _lossy(
         "fp16",
@@ -54,11 +54,11 @@ def cntk_1bit(bucket_bytes: int = 25 * MiB) -> Strategy:
     )
 
 
-def mxnet_2bit(threshold: float = 0.002, bucket_bytes: int = 25 * MiB) -> Strategy:
+def mxnet_2bit(threshold: float = 0.5 / 32, bucket_bytes: int = 25 * MiB) -> Strategy:
     """MXNet's gradient compression: +-threshold or nothing, error feedback; encoded gradients go to all devices.
 
     MXNet sends them to servers, which answer uncompressed. Its threshold is 0.5 for gradients summed over a batch;
-    these are means, so the default is that of 256 examples.
+    these are means, so the default is that of 32 examples a device.
     """
     return _lossy(
         "mxnet_2bit",

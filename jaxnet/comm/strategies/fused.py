@@ -1,9 +1,12 @@
-"""One all-reduce over all devices for each message: what differs is which gradients share one, and when it leaves."""
+"""One all-reduce over all devices for each message: what differs is which gradients share one, and when it leaves.
+
+`all_reduce` makes the sum: that of XLA, or `mpi_all_reduce`.
+"""
 
 import itertools
 from collections.abc import Sequence
 
-from jaxnet.comm.algorithms import all_reduce
+from jaxnet.comm.algorithms import AllReduce, all_reduce
 from jaxnet.comm.bucketed import bucketed, grouped
 from jaxnet.comm.merge import Groups, merge_by_cost, merge_up_to
 from jaxnet.comm.mesh import AXES
@@ -16,7 +19,7 @@ def xla() -> Strategy:
     return Strategy("xla", "XLA partitions jax.jit and combines all-reduces as it likes", None)
 
 
-def per_leaf() -> Strategy:
+def per_leaf(all_reduce: AllReduce = all_reduce) -> Strategy:
     """One all-reduce a parameter tensor, as soon as it is ready; no bound on how many at once."""
     return Strategy(
         "per_leaf",
@@ -25,7 +28,7 @@ def per_leaf() -> Strategy:
     )
 
 
-def flat() -> Strategy:
+def flat(all_reduce: AllReduce = all_reduce) -> Strategy:
     """One buffer for all gradients, one all-reduce, after backward: FireCaffe; S-Caffe's SC-B but for the root."""
     return Strategy(
         "flat",
@@ -35,7 +38,7 @@ def flat() -> Strategy:
     )
 
 
-def caffe2() -> Strategy:
+def caffe2(all_reduce: AllReduce = all_reduce) -> Strategy:
     """Caffe2's data_parallel_model: an all-reduce a tensor in backward order, at most 4 at once, none fused.
 
     The bound is its `num_controls`: the i-th all-reduce waits for the (i-4)-th, on all devices alike.
@@ -47,7 +50,7 @@ def caffe2() -> Strategy:
     )
 
 
-def ddp(bucket_bytes: int = 25 * MiB) -> Strategy:
+def ddp(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
     """PyTorch DDP: whole leaves fused up to 25 MiB, the first bucket 1 MiB, all-reduced during backward."""
     first = min(bucket_bytes, 1 * MiB)
     return Strategy(
@@ -57,7 +60,7 @@ def ddp(bucket_bytes: int = 25 * MiB) -> Strategy:
     )
 
 
-def horovod(bucket_bytes: int = 128 * MiB) -> Strategy:
+def horovod(bucket_bytes: int = 128 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
     """Horovod's tensor fusion: a buffer of 128 MiB takes whole leaves while they fit; one that is larger goes alone.
 
     Horovod rounds the buffer up to a multiple of 512 bytes times the devices of a host, which 128 MiB is for any
@@ -80,6 +83,7 @@ def mg_wfbp(
     beta: float = 8.4e-9,
     seconds_per_byte: float = 3.4e-9,
     ready_seconds: Sequence[float] | None = None,
+    all_reduce: AllReduce = all_reduce,
 ) -> Strategy:
     """MG-WFBP: consecutive gradients merged so that the last all-reduce is predicted to end first.
 
@@ -92,6 +96,7 @@ def mg_wfbp(
         beta: seconds for each byte of a message.
         seconds_per_byte: of backward, for each byte of parameters; has no effect beside `ready_seconds`.
         ready_seconds: when backward has produced each leaf, in backward order, as measured.
+        all_reduce: makes the sum over all devices.
     """
 
     def merge(sizes: Sequence[int]) -> Groups:

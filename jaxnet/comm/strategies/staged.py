@@ -1,6 +1,6 @@
 """An all-reduce in stages: along one mesh axis after the other, or in its two halves."""
 
-from jaxnet.comm.algorithms import all_reduce, scattered
+from jaxnet.comm.algorithms import AllReduce, all_reduce, scattered
 from jaxnet.comm.bucketed import bucketed
 from jaxnet.comm.halving_doubling import halving_doubling as by_halves
 from jaxnet.comm.mesh import AXES, DEVICE, HOST
@@ -11,8 +11,11 @@ from jaxnet.comm.sharded import as_reducer, sharded
 from jaxnet.comm.strategies.strategy import Strategy
 
 
-def hierarchical(bucket_bytes: int = 25 * MiB) -> Strategy:
-    """Reduce-scatter inside the host, all-reduce across hosts, all-gather inside: 1/devices of the bytes cross."""
+def hierarchical(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
+    """Reduce-scatter inside the host, all-reduce across hosts, all-gather inside: 1/devices of the bytes cross.
+
+    `all_reduce` makes the sum across hosts: that of XLA, or `mpi_all_reduce`.
+    """
     return Strategy(
         "hierarchical",
         "reduce-scatter in the host, all-reduce across, all-gather in the host (Horovod, NCCL)",

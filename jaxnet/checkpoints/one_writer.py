@@ -1,0 +1,78 @@
+"""Checkpoints of processes that hold the same state and share no devices: one reads and writes for all."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxnet.checkpoints.checkpoints import Checkpoints, Restored, not_shared
+
+
+class Processes(Protocol):
+    """How the processes of a run talk: all make the same calls in the same order."""
+
+    def told(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on process 0, which alone calls it. If it raises InputError, every process does."""
+
+    def given_by_all(self, value: Any) -> list[Any]:
+        """The `value` of every process, in their order."""
+
+
+class OneWriter:
+    """The checkpoints of process 0 for all processes: the methods of `Checkpoints`, called by all in the same order.
+
+    What process 0 restores goes to the others as arrays, and there onto devices of their own.
+
+    Raises InputError as `Checkpoints`, on all processes.
+    """
+
+    def __init__(self, directory: Path, processes: Processes, *, keep: int = 3, best: str | None = None):
+        self._processes = processes
+        self._own: Checkpoints | None = None
+
+        def make() -> None:
+            self._own = Checkpoints(directory, keep=keep, best=best)
+
+        processes.told(make)
+        blind = [process for process, sees in enumerate(processes.given_by_all(directory.is_dir())) if not sees]
+        if blind:
+            raise not_shared(directory, blind)
+
+    def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+        """As `Checkpoints.save`."""
+        self._told(lambda own: own.save(step, state, extra=extra, metrics=metrics))
+
+    def wait(self) -> None:
+        """As `Checkpoints.wait`."""
+        self._told(Checkpoints.wait)
+
+    def restore_latest(self, like: Any) -> Restored | None:
+        """As `Checkpoints.restore_latest`."""
+        found: list[Restored] = []  # stays empty but on process 0
+
+        def restore(own: Checkpoints) -> tuple[int, dict[str, Any]] | None:
+            found.extend(filter(None, [own.restore_latest(like)]))
+            return (found[0].step, found[0].extra) if found else None
+
+        about = self._told(restore)
+        if about is None:
+            return None
+        step, extra = about
+        leaves = iter(jax.tree.leaves([each.state for each in found]))
+        # A leaf at a time, because MPI libraries count the bytes of a message with 32 bits.
+        arrays = jax.tree.map(lambda _: self._processes.told(lambda: np.asarray(next(leaves))), like)
+        state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, like)
+        return Restored(step, state, extra)
+
+    def close(self) -> None:
+        """As `Checkpoints.close`."""
+        self._told(Checkpoints.close)
+
+    def _told(self, make: Callable[[Checkpoints], Any]) -> Any:
+        def on_first() -> Any:
+            assert self._own is not None, "process 0 has made it"
+            return make(self._own)
+
+        return self._processes.told(on_first)

@@ -1,0 +1,59 @@
+"""When devices that train by themselves meet, and what they then go on with."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Block:
+    """Block-wise filtering of what a round has changed, as BMUF: `d <- momentum d + rate (mean - anchor)`.
+
+    Attributes:
+        momentum: None: 1 - 1/devices, the default of the paper and of CNTK.
+        rate: of the mean of what the devices have changed.
+    """
+
+    momentum: float | None = None
+    rate: float = 1.0
+
+    def momentum_among(self, devices: int) -> float:
+        """The momentum, given how many devices there are."""
+        return 1 - 1 / devices if self.momentum is None else self.momentum
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Each device trains on its own, and every so many steps the mean of their parameters takes their place.
+
+    Attributes:
+        every: steps in a round; parameters travel at the end of each.
+        synchronous_steps: so many first steps average gradients, as any other strategy; a multiple of `every`.
+        with_optimizer: whether the optimizer's state is averaged with the parameters; else each device keeps its own.
+        block: what is done with the mean; None: it is taken as it is.
+
+    >>> Averaging(every=8, synchronous_steps=16).exchanges_per_step(total_steps=32)
+    0.5625
+    """
+
+    every: int
+    synchronous_steps: int = 0
+    with_optimizer: bool = False
+    block: Block | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.synchronous_steps < 0 or self.synchronous_steps % self.every:
+            raise ValueError(
+                "averaging: every must be at least 1 and synchronous_steps a multiple of it, so that rounds end at "
+                f"multiples of every; got every={self.every}, synchronous_steps={self.synchronous_steps}"
+            )
+
+    def synchronous_share(self, total_steps: int) -> float:
+        """The part of the steps of a run in which gradients travel."""
+        return min(1.0, self.synchronous_steps / total_steps)
+
+    def averaging_share(self, total_steps: int) -> float:
+        """The part of the steps of a run in which parameters travel; a last round that is cut short counts in part."""
+        return (1 - self.synchronous_share(total_steps)) / self.every
+
+    def exchanges_per_step(self, total_steps: int) -> float:
+        """How often a step sends something: its mean over a run."""
+        return self.synchronous_share(total_steps) + self.averaging_share(total_steps)

@@ -1,0 +1,69 @@
+"""What MPI's ranks say beside the gradients, without MPI: a communicator that is played."""
+
+import pytest
+
+from jaxnet.cluster import start as starting
+from jaxnet.cluster.mpi import Flag
+from jaxnet.errors import InputError
+
+
+class Request:
+    def __init__(self, finish):
+        self._finish = finish
+
+    def Wait(self):
+        self._finish()
+
+
+class Played:
+    """A communicator on which this rank says what it says, and others say `others[call]`; sums come with Wait."""
+
+    def __init__(self, *others):
+        self._others, self.waited = list(others), 0
+
+    def Iallreduce(self, own, total):
+        sum_of_all = own[0] + (self._others.pop(0) if self._others else 0)
+
+        def finish():
+            self.waited += 1
+            total[0] = sum_of_all
+
+        return Request(finish)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_flag_is_seen_three_calls_later_whoever_raised_it(own):
+    flag = Flag(Played(0, 0 if own else 1))
+    said = [flag.seen(own and call == 1) for call in range(5)]
+    assert said == [False, False, False, False, True]
+
+
+def test_nothing_is_left_under_way():
+    played = Played()
+    flag = Flag(played)
+    for _ in range(5):
+        flag.seen(False)
+    assert played.waited == 2
+    flag.close()
+    assert played.waited == 5
+
+
+@pytest.fixture
+def not_started(monkeypatch):
+    monkeypatch.setattr(starting, "_started", None)
+
+
+@pytest.mark.parametrize("name", ["JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
+def test_variables_of_jax_are_refused_before_mpi_starts(name, monkeypatch, not_started):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(InputError, match=f"^{name}=1 is for processes that JAX joins.*unset it"):
+        starting.start_by_mpi(lambda: pytest.fail("MPI was started"))
+
+
+@pytest.mark.parametrize("kind", [ImportError, RuntimeError])
+def test_mpi_that_cannot_be_had_is_an_input_error(kind, not_started):
+    def world():
+        raise kind("MPI is not here")
+
+    with pytest.raises(InputError, match=r"^transport=mpi: MPI is not here$"):
+        starting.start_by_mpi(world)

@@ -1,0 +1,101 @@
+"""Launching from two threads, on one device: the real thing needs processes, see tests/processes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnet import comm
+from jaxnet.comm.launch import Summed, lower_launch
+from jaxnet.comm.messages import messages_of
+
+SPEC = jax.ShapeDtypeStruct((4,), "float32")
+
+
+def counting():
+    """A reducer that gives twice its message, and counts the calls."""
+
+    def reduce(message, state):
+        total, _ = comm.all_reduce(*comm.AXES).reduce(message, ())
+        return 2 * total, state + 1
+
+    return comm.all_reduce(*comm.AXES)._replace(init=lambda spec, sizes: jnp.zeros((), jnp.int32), reduce=reduce)
+
+
+@pytest.fixture
+def mesh():
+    return comm.make_mesh(1, jax.devices()[:1])
+
+
+def states(mesh, count):
+    return [jax.device_put(np.zeros((1, 1), np.int32), comm.one_per_device(mesh)) for _ in range(count)]
+
+
+def function(x):
+    y = x + 1
+    return [y, jnp.sin(y), x]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_messages_are_summed_and_states_carried(mesh, at_once):
+    launch = lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, mesh, at_once=at_once).compile()
+    x, carried = jnp.arange(4.0), states(mesh, 3)
+    for calls in (1, 2):
+        before = carried
+        sums, carried = launch([x], before)
+        for total, message in zip(sums, function(x), strict=True):
+            np.testing.assert_allclose(total, 2 * message, rtol=1e-6)
+        assert [int(state[0, 0]) for state in carried] == [calls] * 3
+        assert all(state.is_deleted() for state in before)
+
+
+def test_after_an_error_no_more_is_launched(mesh):
+    launch = lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, mesh).compile()
+    first, _, last = states(mesh, 3)
+    with pytest.raises(TypeError):
+        launch([jnp.arange(4.0)], [first, "not a state", last])
+    assert first.is_deleted()
+    assert not last.is_deleted()
+    sums, _ = launch([jnp.arange(4.0)], states(mesh, 3))
+    assert len(sums) == 3
+
+
+def test_several_devices_a_process_are_refused():
+    with pytest.raises(ValueError, match="wanted one device of each process on the mesh, got 2"):
+        lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, comm.make_mesh(1, jax.devices()[:2]))
+
+
+def test_a_tree_as_messages_and_back():
+    """Buckets of 16 bytes, that cut leaves, in another order than the tree's."""
+    values = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.arange(3), "c": jnp.arange(2.0)}
+    reducer = comm.bucketed(comm.all_reduce(*comm.AXES), 16)
+    messages = messages_of(reducer, values, {"host": 2, "device": 1}, order=(2, 0, 1))
+    packed = messages.pack(values)
+    assert [jax.typeof(message).str_short() for message in packed] == [
+        jax.typeof(jnp.zeros(spec.shape, spec.dtype)).str_short() for spec in messages.specs
+    ]
+    assert float(packed[0][1]) == 1.0  # "c" comes first
+    for got, want in zip(jax.tree.leaves(messages.unpack(packed)), jax.tree.leaves(values), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_reducer_whose_messages_depend_on_each_other():
+    reducer = comm.named_strategy("powersgd").reducer
+    with pytest.raises(ValueError, match="does not sum its messages one by one"):
+        messages_of(reducer, [SPEC], {"host": 2, "device": 1})
+
+
+def test_what_a_program_computes_counts_for_the_sum_that_follows():
+    """Two products before the first all-reduce, one before the second, none before the third."""
+    mesh, square = comm.make_mesh(2), jax.ShapeDtypeStruct((8, 8), "float32")
+
+    def text(function):
+        return jax.jit(function).lower(square).compile().as_text()
+
+    everywhere = jax.sharding.PartitionSpec()
+    total = text(
+        jax.shard_map(lambda x: jax.lax.psum(x, comm.AXES), mesh=mesh, in_specs=everywhere, out_specs=everywhere)
+    )
+    two, one = text(lambda x: jnp.tanh(x @ x) @ x), text(lambda x: x @ x)
+    found = comm.verify("\n".join([two, total, one, total, total]), [], mesh.shape).found
+    assert [one.compute_before for one in found] == [2, 1, 0]
