@@ -60,7 +60,10 @@ class ResNet50(Workload):
 
     def outputs(self, x: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
         for leaf in leaves:
-            x = torch.tanh(x @ self.mix + (leaf**2).mean())
+            # Any order of a kernel's elements will do: all that counts is how many there are.
+            inputs = math.gcd(leaf.numel(), MIXING_WIDTH)
+            shift = torch.tanh(x[:, :inputs] @ leaf.view(inputs, -1)).mean(1, keepdim=True)
+            x = torch.tanh(x @ self.mix + shift)
         return x
 
 
