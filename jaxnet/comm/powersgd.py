@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.bucketed import bucketed
+from jaxnet.comm.buckets.bucketed import bucketed
 from jaxnet.comm.collective import axes_size
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying, varying_axes

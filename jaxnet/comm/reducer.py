@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax import lax
 
-from jaxnet.comm.buckets import BucketPlan
+from jaxnet.comm.buckets.plan import BucketPlan
 from jaxnet.comm.collective import Collective
 
 PyTree = Any

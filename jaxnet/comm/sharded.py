@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.buckets import Bucket, BucketPlan, plan_buckets
+from jaxnet.comm.algorithms.stages import Stages, gather_message, gather_plan, scatter_message, scatter_plan
+from jaxnet.comm.buckets.packing import pack, unpack
+from jaxnet.comm.buckets.plan import Bucket, BucketPlan, plan_buckets
 from jaxnet.comm.collective import axes_size
-from jaxnet.comm.packing import pack, unpack
 from jaxnet.comm.parts import part_shapes, rows_of, whole_of
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
-from jaxnet.comm.stages import Stages, gather_message, gather_plan, scatter_message, scatter_plan
 from jaxnet.comm.vma import require_varying
 
 _Leaves = Sequence[jax.ShapeDtypeStruct | jax.Array]

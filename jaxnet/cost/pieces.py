@@ -7,8 +7,8 @@ import jax
 from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, Strategy, in_order, mesh_size
-from jaxnet.comm.launch import Summed, here, lower_here, lower_launch
-from jaxnet.comm.messages import messages_of
+from jaxnet.comm.pieces.launch import Summed, here, lower_here, lower_launch
+from jaxnet.comm.pieces.messages import messages_of
 from jaxnet.cost.setting import batch_of, comm_state_of, params_of, updated
 from jaxnet.cost.workloads import Params, Workload
 from jaxnet.errors import InputError

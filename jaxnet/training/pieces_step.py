@@ -8,8 +8,8 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, Strategy, mesh_size
-from jaxnet.comm.launch import Launch, LoweredLaunch, Summed, everywhere, here, lower_here, lower_launch
-from jaxnet.comm.messages import Messages, messages_of
+from jaxnet.comm.pieces.launch import Launch, LoweredLaunch, Summed, everywhere, here, lower_here, lower_launch
+from jaxnet.comm.pieces.messages import Messages, messages_of
 from jaxnet.training.device_step import Metrics, one_message, update_state
 from jaxnet.training.gradients import example_keys, loss_gradient
 from jaxnet.training.loss import Batch, LossFn, PyTree, Result

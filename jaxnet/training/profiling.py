@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-from jaxnet.comm.launch import HasText
+from jaxnet.comm.pieces.launch import HasText
 from jaxnet.training.config import Profile
 
 

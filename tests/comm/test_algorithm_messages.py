@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import all_reduce, best_chunks, factored, halving_doubling, ring, rooted, scattered
-from jaxnet.comm.trees import binomial, chain, star
+from jaxnet.comm.algorithms.trees import binomial, chain, star
 
 # References: what each place holds, message by message, in NumPy and in the order of the additions.
 

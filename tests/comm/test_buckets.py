@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.comm.buckets import plan_buckets
-from jaxnet.comm.packing import pack, unpack
+from jaxnet.comm.buckets.packing import pack, unpack
+from jaxnet.comm.buckets.plan import plan_buckets
 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 dtypes = st.sampled_from(["float32", "float16", "int32"])

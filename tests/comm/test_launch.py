@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm.launch import Summed, lower_launch
-from jaxnet.comm.messages import messages_of
+from jaxnet.comm.pieces.launch import Summed, lower_launch
+from jaxnet.comm.pieces.messages import messages_of
 
 SPEC = jax.ShapeDtypeStruct((4,), "float32")
 

@@ -7,8 +7,9 @@ import jax
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm import hlo, mpi_ranks
-from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
+from jaxnet.comm.compiled import hlo
+from jaxnet.comm.mpi import ranks
+from jaxnet.comm.mpi.all_reduce import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
 from support.programs import clean_environment
 
 
@@ -26,9 +27,9 @@ def test_mpi_is_not_started_by_an_import():
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "JAX_NUM_PROCESSES"])
 def test_a_launcher_that_mpi_does_not_know_is_refused(name):
-    mpi_ranks.refuse_other_launchers({name: "1"})
+    ranks.refuse_other_launchers({name: "1"})
     with pytest.raises(RuntimeError, match=f"{name}=4"):
-        mpi_ranks.refuse_other_launchers({name: "4"})
+        ranks.refuse_other_launchers({name: "4"})
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])

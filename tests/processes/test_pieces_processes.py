@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm.launch import Summed, lower_launch
+from jaxnet.comm.pieces.launch import Summed, lower_launch
 from support import tiny
 from support.ranks import Ranks
 from support.training_runs import TWO, losses

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.comm.hlo import collectives_in
+from jaxnet.comm.compiled.hlo import collectives_in
 from jaxnet.report.events import Thread
 from jaxnet.report.program import axes_of, bucket_of, read_program, scope_of
 from jaxnet.report.protobuf import Message

@@ -4,7 +4,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 
-from jaxnet.comm.algorithms import AllReduce
+from jaxnet.comm.algorithms.all_reduce import AllReduce
 from jaxnet.comm.strategies.averaging import Averaging as Averaging
 from jaxnet.comm.strategies.averaging import Block as Block
 from jaxnet.comm.strategies.coded import bf16, cntk_1bit, fp16, int8, mxnet_2bit, powersgd, top_k

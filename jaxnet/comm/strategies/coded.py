@@ -1,8 +1,8 @@
 """Fewer bits on the wire, by a codec or by rank."""
 
 from jaxnet.comm import codecs
-from jaxnet.comm.algorithms import AllReduce, all_reduce, cast, scattered
-from jaxnet.comm.bucketed import bucketed
+from jaxnet.comm.algorithms.all_reduce import AllReduce, all_reduce, cast, scattered
+from jaxnet.comm.buckets.bucketed import bucketed
 from jaxnet.comm.compressed import compressed, compressed_scattered
 from jaxnet.comm.mesh import AXES, DEVICE, HOST
 from jaxnet.comm.powersgd import powersgd as by_rank

@@ -6,9 +6,9 @@
 import itertools
 from collections.abc import Sequence
 
-from jaxnet.comm.algorithms import AllReduce, all_reduce
-from jaxnet.comm.bucketed import bucketed, grouped
-from jaxnet.comm.merge import Groups, merge_by_cost, merge_up_to
+from jaxnet.comm.algorithms.all_reduce import AllReduce, all_reduce
+from jaxnet.comm.buckets.bucketed import bucketed, grouped
+from jaxnet.comm.buckets.merge import Groups, merge_by_cost, merge_up_to
 from jaxnet.comm.mesh import AXES
 from jaxnet.comm.reducer import MiB
 from jaxnet.comm.strategies.strategy import Strategy

@@ -1,7 +1,7 @@
 """Parameters travel every so many steps, instead of gradients in each."""
 
-from jaxnet.comm.algorithms import all_reduce, scattered
-from jaxnet.comm.bucketed import bucketed
+from jaxnet.comm.algorithms.all_reduce import all_reduce, scattered
+from jaxnet.comm.buckets.bucketed import bucketed
 from jaxnet.comm.mesh import DEVICE, HOST
 from jaxnet.comm.reducer import MiB
 from jaxnet.comm.strategies.averaging import Averaging, Block

@@ -1,12 +1,12 @@
 """An all-reduce in stages: along one mesh axis after the other, or in its two halves."""
 
-from jaxnet.comm.algorithms import AllReduce, all_reduce, scattered
-from jaxnet.comm.bucketed import bucketed
-from jaxnet.comm.halving_doubling import halving_doubling as by_halves
+from jaxnet.comm.algorithms.all_reduce import AllReduce, all_reduce, scattered
+from jaxnet.comm.algorithms.halving_doubling import halving_doubling as by_halves
+from jaxnet.comm.algorithms.ring import ring
+from jaxnet.comm.algorithms.rooted import rooted
+from jaxnet.comm.buckets.bucketed import bucketed
 from jaxnet.comm.mesh import AXES, DEVICE, HOST
 from jaxnet.comm.reducer import MiB
-from jaxnet.comm.ring import ring
-from jaxnet.comm.rooted import rooted
 from jaxnet.comm.sharded import as_reducer, sharded
 from jaxnet.comm.strategies.strategy import Strategy
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxnet.comm.bucketed import after, during, in_order
+from jaxnet.comm.buckets.bucketed import after, during, in_order
 from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.sharded import Sharded
 from jaxnet.comm.strategies.averaging import Averaging

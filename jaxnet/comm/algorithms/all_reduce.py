@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.algorithms.factor import Axis, digit_of, groups_of, summed_over
 from jaxnet.comm.collective import Collective, Kind, axes_size
-from jaxnet.comm.factor import Axis, digit_of, groups_of, summed_over
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
 from jaxnet.comm.vma import require_varying, same_along
 

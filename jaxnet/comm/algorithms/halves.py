@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import jax
 
-from jaxnet.comm.algorithms import all_reduce
+from jaxnet.comm.algorithms.all_reduce import all_reduce
+from jaxnet.comm.algorithms.factor import Axis, digit_of, summed_over
+from jaxnet.comm.algorithms.line import Hops, Line, backwards, line_of
 from jaxnet.comm.collective import Collective
-from jaxnet.comm.factor import Axis, digit_of, summed_over
-from jaxnet.comm.line import Hops, Line, backwards, line_of
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying
 

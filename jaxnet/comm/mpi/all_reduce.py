@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.algorithms import scattered
+from jaxnet.comm.algorithms.all_reduce import scattered
 from jaxnet.comm.collective import Collective
 from jaxnet.comm.mesh import HOST
-from jaxnet.comm.mpi_ranks import Hops, OneDevice, Ranks, carrier_of
+from jaxnet.comm.mpi.ranks import Hops, OneDevice, Ranks, carrier_of
 from jaxnet.comm.reducer import AxisSizes, KiB, Plan, Reducer, stateless
 from jaxnet.comm.vma import require_varying, same_along
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxnet.comm.buckets import BucketPlan
-from jaxnet.comm.packing import pack, unpack
+from jaxnet.comm.buckets.packing import pack, unpack
+from jaxnet.comm.buckets.plan import BucketPlan
 from jaxnet.comm.reducer import AxisSizes, PyTree, Reducer
 
 

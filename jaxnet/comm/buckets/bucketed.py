@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.buckets import BucketPlan, Leaf, plan_buckets, plan_groups
-from jaxnet.comm.merge import Groups
-from jaxnet.comm.packing import pack, unpack
+from jaxnet.comm.buckets.merge import Groups
+from jaxnet.comm.buckets.packing import pack, unpack
+from jaxnet.comm.buckets.plan import BucketPlan, Leaf, plan_buckets, plan_groups
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying, same_along, varying_axes
 

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import jax
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
-from jaxnet.comm.compiler import compiler_options
+from jaxnet.comm.compiled.options import compiler_options
 from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, replicated, split_by_example
-from jaxnet.comm.pieces import Program, cut
+from jaxnet.comm.pieces.cut import Program, cut
 from jaxnet.comm.reducer import PyTree, Reducer
 
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxnet.comm.factor import Axis
-from jaxnet.comm.halves import IDENTITY, Halves, Round, between
-from jaxnet.comm.line import Hops, Line, among_roots
+from jaxnet.comm.algorithms.factor import Axis
+from jaxnet.comm.algorithms.halves import IDENTITY, Halves, Round, between
+from jaxnet.comm.algorithms.line import Hops, Line, among_roots
+from jaxnet.comm.algorithms.trees import Edge, Rounds, Tree, rounds_of
 from jaxnet.comm.reducer import AxisSizes, Plan, PyTree, Reducer
-from jaxnet.comm.trees import Edge, Rounds, Tree, rounds_of
 
 
 def rooted(

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnet.comm.algorithms.factor import Axis, Digit, digit_of
 from jaxnet.comm.collective import Collective
-from jaxnet.comm.factor import Axis, Digit, digit_of
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes
 
 Hops = tuple[tuple[int, int], ...]

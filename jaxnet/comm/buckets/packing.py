@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.buckets import Bucket, BucketPlan, Piece
+from jaxnet.comm.buckets.plan import Bucket, BucketPlan, Piece
 
 
 def pack(plan: BucketPlan, leaves: Sequence[jax.Array]) -> list[jax.Array]:

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.algorithms import part_spec
-from jaxnet.comm.factor import Axis
-from jaxnet.comm.halves import IDENTITY, Halves, Round, between
-from jaxnet.comm.line import Line, ring_of
+from jaxnet.comm.algorithms.all_reduce import part_spec
+from jaxnet.comm.algorithms.factor import Axis
+from jaxnet.comm.algorithms.halves import IDENTITY, Halves, Round, between
+from jaxnet.comm.algorithms.line import Line, ring_of
 from jaxnet.comm.reducer import Reducer
 
 

@@ -1,0 +1,1 @@
+"""Sums across the ranks of mpirun."""

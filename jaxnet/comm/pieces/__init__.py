@@ -1,0 +1,1 @@
+"""A step as several programs, so that messages travel while others compute."""
