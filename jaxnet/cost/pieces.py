@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, Strategy, in_order, mesh_size
-from jaxnet.comm.pieces.launch import Summed, here, lower_here, lower_launch
+from jaxnet.comm.pieces.launch import UPDATE, Summed, here, lower_here, lower_launch
 from jaxnet.comm.pieces.messages import messages_of
 from jaxnet.cost.setting import batch_of, comm_state_of, params_of, updated
 from jaxnet.cost.workloads import Params, Workload
@@ -33,7 +33,7 @@ class PiecesStep:
         shapes = (workload.shapes, workload.examples(workload.sizes.batch))
         summed = [Summed(messages.reducer, spec) for spec in messages.specs]
         self._launch = lower_launch(gradients, shapes, summed, mesh, at_once=at_once).compile()
-        self._update = lower_here(update, (workload.shapes, messages.specs), mesh, donate=(0,)).compile()
+        self._update = lower_here(UPDATE, update, (workload.shapes, messages.specs), mesh, donate=(0,)).compile()
 
     def __call__(self, state: PyTree, x: jax.Array) -> tuple[PyTree, tuple[()]]:
         params, comm = state

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from jaxnet.errors import InputError
 from jaxnet.report.events import Event
+from jaxnet.report.pieces import joined
 from jaxnet.report.program import Program, axes_of, bucket_of, message_bytes, scope_of
 from jaxnet.report.runs import ranges, runs_by_step, step_program, steps_of_all, typical
 from jaxnet.report.spans import Span, common, total, union, without
@@ -121,7 +122,8 @@ class Timeline:
 def timeline(traces: Sequence[Trace], step: int | None = None, axis_sizes: Mapping[str, int] | None = None) -> Timeline:
     """The timeline of a step, put together from the traces of all processes.
 
-    The program of the step is the one whose collectives carry the most bytes. Steps are numbered by
+    The program of the step is the one whose collectives carry the most bytes; those of a step in pieces count as one.
+    Steps are numbered by
     `jax.profiler.StepTraceAnnotation` where it was used, as train.py does; else from 0.
 
     Args:
@@ -132,6 +134,7 @@ def timeline(traces: Sequence[Trace], step: int | None = None, axis_sizes: Mappi
     Raises:
         InputError: the trace holds no events of a program, no collectives, or no such step.
     """
+    traces = [joined(trace) for trace in traces]
     programs = [step_program(trace) for trace in traces]
     runs = runs_by_step(traces, programs)
     steps = steps_of_all(runs)

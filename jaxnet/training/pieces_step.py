@@ -8,7 +8,16 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, Strategy, mesh_size
-from jaxnet.comm.pieces.launch import Launch, LoweredLaunch, Summed, everywhere, here, lower_here, lower_launch
+from jaxnet.comm.pieces.launch import (
+    UPDATE,
+    Launch,
+    LoweredLaunch,
+    Summed,
+    everywhere,
+    here,
+    lower_here,
+    lower_launch,
+)
 from jaxnet.comm.pieces.messages import Messages, messages_of
 from jaxnet.training.device_step import Metrics, one_message, update_state
 from jaxnet.training.gradients import example_keys, loss_gradient
@@ -99,11 +108,13 @@ class PiecesStep:
             grads, result = self._gradients(state, batch)
             return [*others.pack(result), *gradients.pack(grads)]
 
-        summed = [Summed(of.reducer, spec) for of in (others, gradients) for spec in of.specs]
+        summed = [Summed(others.reducer, spec, "metrics") for spec in others.specs]
+        summed += [Summed(gradients.reducer, spec) for spec in gradients.specs]
         launch = lower_launch(messages, shapes, summed, self._mesh, at_once=self._at_once)
         update = lambda state, sums: self._update(state, sums, others, gradients)  # noqa: E731
         specs = [one.spec for one in summed]
-        return LoweredPieces(launch, lower_here(update, (shapes[0], specs), self._mesh, donate=(0,)), len(others.specs))
+        last = lower_here(UPDATE, update, (shapes[0], specs), self._mesh, donate=(0,))
+        return LoweredPieces(launch, last, len(others.specs))
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[PyTree, Result]:
         keys = example_keys(state.key, state.step, batch["id"])

@@ -19,6 +19,9 @@ from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, repl
 from jaxnet.comm.pieces.cut import Program, cut
 from jaxnet.comm.reducer import PyTree, Reducer
 
+PIECE, SUM, UPDATE = "step_piece", "step_sum", "step_update"
+"""What the programs are called, in traces too: those that compute, those that sum, and the one that uses the sums."""
+
 
 class HasText(Protocol):
     """A program in one of its stages."""
@@ -27,10 +30,11 @@ class HasText(Protocol):
 
 
 class Summed(NamedTuple):
-    """A message of one dim, and the bucket reducer that sums it."""
+    """A message of one dim, the bucket reducer that sums it, and the scope in which it does."""
 
     reducer: Reducer
     spec: jax.ShapeDtypeStruct
+    scope: str = "bucket"
 
 
 class Launch:
@@ -129,15 +133,16 @@ def lower_launch(
     pieces = cut(function, shapes, [places] if at_once else [[place] for place in places])
     alike = {one: _lower_sum(one, mesh) for one in summed}
     programs = [
-        (piece, lower_here(piece.run, [pieces.shapes[n] for n in piece.reads], mesh)) for piece in pieces.programs
+        (piece, lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], mesh))
+        for piece in pieces.programs
     ]
     return LoweredLaunch(programs, [alike[one] for one in summed], mesh)
 
 
 def lower_here(
-    function: Callable[..., PyTree], shapes: Sequence[PyTree], mesh: Mesh, donate: tuple[int, ...] = ()
+    name: str, function: Callable[..., PyTree], shapes: Sequence[PyTree], mesh: Mesh, donate: tuple[int, ...] = ()
 ) -> jax.stages.Lowered:
-    """`function` of arguments of these shapes as a program of the one device that this process has on the mesh.
+    """`function` of arguments of these shapes as the program `name` of the one device of this process on the mesh.
 
     Raises:
         ValueError: this process has several devices on the mesh, or none.
@@ -147,7 +152,15 @@ def lower_here(
     here = SingleDeviceSharding(mesh.local_devices[0])
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     # An argument that is replaced unread would otherwise be left out, and not donated.
-    return jax.jit(function, donate_argnums=donate, out_shardings=here, keep_unused=True).lower(*placed)
+    run = _named(name, function)
+    return jax.jit(run, donate_argnums=donate, out_shardings=here, keep_unused=True).lower(*placed)
+
+
+def _named(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """A function that JAX calls `name`."""
+    named = lambda *args: function(*args)  # noqa: E731
+    named.__name__ = name
+    return named
 
 
 def here(tree: PyTree) -> PyTree:
@@ -165,7 +178,8 @@ def _lower_sum(summed: Summed, mesh: Mesh) -> jax.stages.Lowered:
     own = PartitionSpec(HOST, DEVICE)
 
     def on_device(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
-        total, state = summed.reducer.reduce(message, jax.tree.map(lambda leaf: leaf[0, 0], state))
+        with jax.named_scope(summed.scope):
+            total, state = summed.reducer.reduce(message, jax.tree.map(lambda leaf: leaf[0, 0], state))
         return total, jax.tree.map(lambda leaf: leaf[None, None], state)
 
     def on_mesh(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -177,7 +191,7 @@ def _lower_sum(summed: Summed, mesh: Mesh) -> jax.stages.Lowered:
     message = jax.ShapeDtypeStruct(shape, summed.spec.dtype, sharding=split_by_example(mesh))
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(PartitionSpec(AXES), own), out_specs=(PartitionSpec(), own))
     options = compiler_options(mesh.devices.flat[0].platform)
-    return jax.jit(mapped, donate_argnums=1, compiler_options=options).lower(message, states)
+    return jax.jit(_named(SUM, mapped), donate_argnums=1, compiler_options=options).lower(message, states)
 
 
 def _text(pieces: Sequence[tuple[Program, HasText]], sums: Sequence[HasText]) -> str:
