@@ -11,7 +11,6 @@ what is there. Such a file is for one version of the code.
 """
 
 import argparse
-import functools
 import json
 import os
 import statistics
@@ -25,7 +24,7 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxnet.comm import STRATEGIES, named_strategy
+from jaxnet.comm import named_strategy
 from jaxnet.training.config_file import load_config
 from train import train
 
@@ -49,19 +48,6 @@ class Row(NamedTuple):
     most: float
     difference: float
     within: bool
-
-
-def define(label: str) -> None:
-    """Make NAME:key=number a strategy of this process, so that a config can name it; ValueError if it is none."""
-    name, *settings = label.split(":")
-    named_strategy(name)  # says which there are
-    try:
-        arguments = {key: json.loads(value) for key, value in (setting.split("=") for setting in settings)}
-        make = functools.partial(STRATEGIES[name], **arguments)
-        make()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{label}: {error}; wanted NAME or NAME:key=number, as in {LABELS[-1]}") from error
-    STRATEGIES[label] = make
 
 
 def runs(args: argparse.Namespace) -> Iterator[Run]:
@@ -131,7 +117,7 @@ def main() -> None:
     args.strategy = args.strategy or LABELS
     try:
         for label in args.strategy:
-            define(label)
+            named_strategy(label)
     except ValueError as error:
         parser.error(f"argument --strategy: {error}")
     jax.config.update("jax_num_cpu_devices", args.hosts * args.devices_per_host)

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 _DESCRIPTION = """\
-List the communication strategies. With a config, also what each would send in a training step of that model:
-collectives, bytes that each device sends over each axis, and their sum beside that of one flat all-reduce. Bytes
-are the fewest that the operation needs; a permute counts for all devices, though in a tree few of them send.
-Where parameters travel every so many steps, messages are those of one such step and bytes the mean over the run."""
+List the communication strategies, with what can be set of them: strategy=NAME:key=value. With a config, also what each
+would send in a training step of that model: collectives, bytes that each device sends over each axis, and their sum
+beside that of one flat all-reduce. Bytes are the fewest that the operation needs; a permute counts for all devices,
+though in a tree few of them send. Where parameters travel every so many steps, messages are those of one such step and
+bytes the mean over the run."""
 
 _EXAMPLES = """\
 examples:
@@ -52,9 +53,14 @@ def run(args: argparse.Namespace) -> int:
             given = "--mesh" if args.mesh else args.overrides[0]
             raise InputError(f"{given}: give --config FILE too; without a model there is nothing to send")
         rows = _described()
-        lines = (f"{row['name']:<17} {row['schedule']:<8}  {row['summary']}" for row in rows)
+        lines = (f"{row['name']:<17} {row['schedule']:<8}  {row['summary']}{_settable(row)}" for row in rows)
     print(json.dumps(rows, indent=2) if args.json else "\n".join(lines))
     return 0
+
+
+def _settable(row: dict[str, Any]) -> str:
+    settings = " ".join(f"{key}={value}" for key, value in row["settings"].items())
+    return f" [{settings}]" if settings else ""
 
 
 def _described() -> list[dict[str, Any]]:
@@ -64,11 +70,14 @@ def _described() -> list[dict[str, Any]]:
 
 
 def _row(strategy: "Strategy") -> dict[str, Any]:
+    from jaxnet.comm import settings_of
+
     return {
         "name": strategy.name,
         "schedule": strategy.schedule,
         "exact": strategy.exact,
         "summary": strategy.summary,
+        "settings": settings_of(strategy.name.partition(":")[0]),
     }
 
 
@@ -101,7 +110,7 @@ def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: i
     flat = bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []
-    for name in STRATEGIES:
+    for name in dict.fromkeys([*STRATEGIES, config.strategy]):
         strategy = named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
         row = _row(strategy)
         if strategy.reducer is not None:

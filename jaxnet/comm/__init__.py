@@ -63,5 +63,6 @@ from jaxnet.comm.strategies import Block as Block
 from jaxnet.comm.strategies import Strategy as Strategy
 from jaxnet.comm.strategies import named_strategy as named_strategy
 from jaxnet.comm.strategies import scheduled as scheduled
+from jaxnet.comm.strategies import settings_of as settings_of
 from jaxnet.comm.strategies import takes_all_reduce as takes_all_reduce
 from jaxnet.comm.transform import as_gradient_transformation as as_gradient_transformation

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from benchmarks import compression_accuracy as benchmark
-from jaxnet.comm import STRATEGIES
 from support.programs import ROOT, clean_environment, write_program
 
 TINY = """
@@ -19,35 +18,6 @@ TINY = """
         data = Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16)
         return Config(model=CNN(2, widths=(4,), hidden=8), data=data, epochs=1, batch_size=16, eval_batch_size=16)
 """
-
-
-@pytest.fixture(autouse=True)
-def strategies(monkeypatch):
-    monkeypatch.setattr(benchmark, "STRATEGIES", dict(STRATEGIES))
-
-
-@pytest.mark.parametrize(
-    ("label", "said"),
-    [
-        ("topk", "did you mean 'top_k'"),
-        ("top_k:fraction=2", "fraction must be above 0 and at most 0.5, got 2"),
-        ("top_k:part=0.1", "unexpected keyword argument 'part'"),
-        ("top_k:fraction=much", "wanted NAME or NAME:key=number, as in mxnet_2bit:threshold=0.01"),
-        ("top_k:0.1", "wanted NAME or NAME:key=number"),
-    ],
-)
-def test_a_label_that_is_none_says_why(label, said):
-    with pytest.raises(ValueError, match=said):
-        benchmark.define(label)
-    assert label not in benchmark.STRATEGIES
-
-
-def test_a_label_sets_what_its_strategy_takes():
-    benchmark.define("top_k:fraction=0.25:bucket_bytes=4096")
-    assert benchmark.STRATEGIES["top_k:fraction=0.25:bucket_bytes=4096"].keywords == {
-        "fraction": 0.25,
-        "bucket_bytes": 4096,
-    }
 
 
 def test_a_table_by_hand():

@@ -3,6 +3,8 @@
 test_step.py has the exact ones, test_local.py those that send no gradients.
 """
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -39,3 +41,45 @@ def test_a_strategy_is_called_by_its_own_name():
 def test_no_bucket_size_is_refused_where_there_is_none(name):
     with pytest.raises(ValueError, match=f"strategy '{name}' has no bucket size"):
         comm.named_strategy(name, bucket_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("topk", "no strategy 'topk'; did you mean 'top_k'"),
+        ("top_k:fraction=2", "fraction must be above 0 and at most 0.5, got 2"),
+        ("top_k:part=0.1", "no setting 'part=0.1'; wanted key=value of: fraction=0.01"),
+        ("top_k:0.1", "no setting '0.1'; wanted key=value of: fraction=0.01"),
+        ("top_k:fraction=much", "fraction=much: wanted a number"),
+        ("mxnet_2bit:threshold=inf", "threshold=inf: wanted a number"),
+        ("local_sgd:every=0", "every must be at least 1"),
+        ("local_sgd:every=2.5", "every=2.5: wanted a whole number"),
+        ("local_sgd:with_optimizer=1", "with_optimizer=1: wanted true or false"),
+        ("flat:rank=2", "wanted key=value of: none"),
+        ("ddp:bucket_bytes=4096", "no setting 'bucket_bytes=4096'"),  # a key of the config
+    ],
+)
+def test_a_wrong_setting_says_what_there_is(label, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        comm.named_strategy(label)
+
+
+def test_settings_stand_behind_the_name():
+    strategy = comm.named_strategy("bmuf:every=4:block_momentum=0.5:with_optimizer=true")
+    assert strategy.name == "bmuf:every=4:block_momentum=0.5:with_optimizer=true"
+    assert strategy.averaging.every == 4
+    assert strategy.averaging.block.momentum == 0.5
+    assert strategy.averaging.with_optimizer
+    shapes = [jax.ShapeDtypeStruct((64, 64), "float32")]
+    sent = [
+        sum(c.wire_bytes for c in comm.named_strategy(label).reducer.plan(shapes, {"host": 2, "device": 1}).collectives)
+        for label in ("powersgd:rank=1", "powersgd:rank=4")
+    ]
+    assert sent[1] == 4 * sent[0]
+
+
+@pytest.mark.parametrize("name", comm.STRATEGIES)
+def test_every_default_can_be_given(name):
+    given = {key: value for key, value in comm.settings_of(name).items() if value is not None}
+    label = ":".join([name, *(f"{key}={str(value).lower()}" for key, value in given.items())])
+    assert comm.named_strategy(label).schedule == comm.named_strategy(name).schedule
