@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -25,18 +25,23 @@ from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.leave import leave
 from jaxnet.cluster.start import Cluster, start, start_by_mpi
 from jaxnet.comm import make_mesh, mpi_world, split_by_example, verify
-from jaxnet.data import Shard, Source, eval_batches, placed, train_batches
+from jaxnet.data import DeviceBatch, Shard, Source, eval_batches, inputs_of, placed, train_batches
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.training.config import Config
 from jaxnet.training.config_file import load_config
 from jaxnet.training.config_keys import differences, flatten, to_json
 from jaxnet.training.evaluation import evaluate, make_eval_step
 from jaxnet.training.experiment import Experiment, prepare
+from jaxnet.training.guard import Counts
+from jaxnet.training.initial import weights_digest
 from jaxnet.training.loop import Evaluate, Loop, Outcome
+from jaxnet.training.loss_scale import stored_scale
 from jaxnet.training.plan_report import plan_text, wire_bytes_per_step
 from jaxnet.training.profiling import ProfileWindow, write_programs
 from jaxnet.training.progress import Display, show_warnings
 from jaxnet.training.records import NoRecords, Records, make_workdir, read_settings, write_whole
+from jaxnet.training.recovery import Recovery, Stream
+from jaxnet.training.resolutions import batches_in_phases, step_by_size
 from jaxnet.training.state import TrainState, abstract_state
 from jaxnet.training.stopping import StopSignal
 
@@ -63,14 +68,16 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     settings = flatten(config)
     refuse_changes(workdir / "config.json", settings, allowed=allow_config_change)
     checkpoints = open_checkpoints(config, workdir, cluster)
-    restored = checkpoints.restore_latest(abstract_state(experiment.layout.whole_shapes, mesh))
+    like = abstract_state(experiment.layout.whole_shapes, mesh)
+    restored = checkpoints.restore_latest(like, defaults=stored_scale())
     first_step = 0 if restored is None else restored.step
     state = experiment.first_state() if restored is None else experiment.layout.cut(restored.state)
 
-    # ---- Step: compiled once, and checked against the plan ------------------------------------------------
+    # ---- Step: compiled once for each size of images, and checked against the plan ------------------------
     lowered = experiment.step.lower(state, experiment.batch_shapes)
     compiled = lowered.compile()
     check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
+    by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, compiled)
 
     # ---- Evaluation: every example of the test split, once ------------------------------------------------
     test = make_test(config, experiment, mesh, test_source, shard, cluster)
@@ -79,11 +86,20 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     if primary:
         write_whole(workdir / "config.json", to_json(config))
     written = Records(workdir, tensorboard=config.log.tensorboard) if primary else NoRecords()
-    batches = train_batches(source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=first_step)
+
+    def batches_from(step: int) -> Generator[DeviceBatch, None, None]:
+        return batches_in_phases(
+            lambda source, step: placed(
+                train_batches(source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=step),
+                split_by_example(mesh),
+            ),
+            *(source, experiment.phases, step, split_by_example(mesh)),
+        )
+
     with (
         closing(written) as records,
         Display(experiment.total_steps, first_step, silent=quiet or not primary, bar=not cluster.ranks) as display,
-        closing(placed(batches, split_by_example(mesh))) as on_devices,
+        closing(Stream(batches_from, first_step)) as on_devices,
     ):
         display.say(to_json(config) if restored is None else f"continuing {workdir} from step {first_step}")
         display.say(plan_text(experiment, mesh, check))
@@ -94,8 +110,14 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
         profile = ProfileWindow(config.profile, workdir, shard.index)
         stop = StopSignal(cluster.ranks.flag() if cluster.ranks else None)
         # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
-        step = experiment.step if cluster.ranks else compiled
-        loop = Loop(config, experiment, step, test, checkpoints, records, display, profile, settings, stop)
+        step = experiment.step if cluster.ranks else by_size
+        inputs = inputs_of(test_source)
+        met = Counts() if restored is None else Counts.saved(restored.extra)
+        gathered = [cluster.ranks.given_by_all] if cluster.ranks else []
+        recovery = Recovery(config.guard, experiment, checkpoints, met, display.say, *gathered)
+        loop = Loop(
+            *(config, experiment, step, test, checkpoints, records, display, profile, settings, inputs, stop, recovery)
+        )
         outcome = loop.run(state, on_devices, first_step)
 
     # ---- Summary ------------------------------------------------------------------------------------------
@@ -106,6 +128,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     if not outcome.evaluation and outcome.signal is None:
         outcome = outcome._replace(evaluation=test(outcome.state))
     summary = summarize(config, experiment, mesh, outcome, first_step, cluster)
+    summary["damaged_records"] = len(getattr(source, "damaged", ()))  # that this process met and replaced
     summary["seconds"] = time.perf_counter() - started
     if primary:
         write_whole(path, json.dumps(summary, indent=2) + "\n")
@@ -153,6 +176,7 @@ def fingerprint(config: Config) -> dict[str, str]:
         "config": hashlib.sha256(to_json(config).encode()).hexdigest()[:16],
         "python": ".".join(map(str, sys.version_info[:2])),
         "devices per process": str(local_device_count()),
+        **({} if config.initial_weights is None else {"initial weights": weights_digest(config.initial_weights)}),
         **{package: version(package) for package in packages},
     }
 
@@ -194,6 +218,7 @@ def summarize(
         "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,
         "examples_per_second": steps * config.batch_size / outcome.seconds if steps else 0.0,
         "train_seconds": outcome.seconds,
+        **outcome.met._asdict(),
         "mesh": experiment.mesh_over_ranks(mesh),
         "processes": cluster.process_count,
         "seed": config.seed,

@@ -2,4 +2,8 @@
 
 from jaxnet.checkpoints.checkpoints import Checkpoints as Checkpoints
 from jaxnet.checkpoints.checkpoints import Restored as Restored
+from jaxnet.checkpoints.files import Best as Best
 from jaxnet.checkpoints.one_writer import OneWriter as OneWriter
+from jaxnet.checkpoints.reader import Found as Found
+from jaxnet.checkpoints.reader import find_checkpoint as find_checkpoint
+from jaxnet.checkpoints.reader import read_leaves as read_leaves

@@ -26,6 +26,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jaxnet.checkpoints.consensus import Consensus
+from jaxnet.checkpoints.defaults import NO_DEFAULTS, as_stored, filled
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
 from jaxnet.errors import InputError
@@ -124,15 +125,22 @@ class Checkpoints:
         """The steps on the disk, in ascending order; a save still under way is not among them."""
         return self._files.steps()
 
-    def restore_latest(self, like: Any) -> Restored | None:
+    def restore_latest(
+        self, like: Any, *, up_to: int | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+    ) -> Restored | None:
         """The newest step that is as it was written, in the shardings of `like`; None where no step is.
 
         `like` is a pytree of jax.ShapeDtypeStruct for any mesh and number of processes. Newer steps that are
         damaged are named in a warning and moved to `damaged/`. Raises InputError when all are damaged (and
         moves none), and when the leaves differ from those of `like`.
+
+        Args:
+            like: what to restore.
+            up_to: only this step and those before it.
+            defaults: values of leaves, by name, that a checkpoint may lack or have in excess.
         """
         self.wait()
-        found = Survey(*self._consensus.decided(self._files.survey))
+        found = Survey(*self._consensus.decided(lambda: self._files.survey(up_to)))
         if found.step is None and not found.damaged:
             return None
         what = "; ".join(f"step {step}: {damage}" for step, damage in found.damaged)
@@ -148,8 +156,9 @@ class Checkpoints:
                     "checkpoint step %d is damaged: %s; continuing from step %d; the damaged one is now %s",
                     *(step, damage, found.step, place),
                 )
-        self._newest = found.step
-        return self._restore(found.step, found.about, like)
+        if up_to is None:
+            self._newest = found.step
+        return self._restore(found.step, found.about, like, defaults)
 
     def restore(self, step: int, like: Any) -> Restored:
         """That step in the shardings of `like`; raises InputError when it is absent, damaged or unlike."""
@@ -199,9 +208,12 @@ class Checkpoints:
         except OSError as error:
             _log.warning("old checkpoints in %s could not be deleted: %s", self._files.root, error)
 
-    def _restore(self, step: int, about: Mapping[str, Any], like: Any) -> Restored:
+    def _restore(
+        self, step: int, about: Mapping[str, Any], like: Any, defaults: Mapping[str, Any] = NO_DEFAULTS
+    ) -> Restored:
         wanted = named_leaves(like)
-        wrong = differences(about["leaves"], described(wanted))
+        asked = as_stored(about["leaves"], wanted, defaults)
+        wrong = differences(about["leaves"], described(asked))
         if wrong:
             more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise InputError(
@@ -209,8 +221,10 @@ class Checkpoints:
                 f"{'; '.join(wrong[:5])}{more}. "
                 "Use the configuration that it was saved with, or another directory"
             )
-        leaves = {name: _empty(leaf) for name, leaf in wanted.items() if not leaf.size}
-        stored = {name: leaf for name, leaf in wanted.items() if leaf.size}
+        # Leaves without elements are not stored, because Orbax refuses them.
+        leaves = {name: filled(leaf, 0) for name, leaf in asked.items() if not leaf.size}
+        leaves |= {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
+        stored = {name: leaf for name, leaf in asked.items() if leaf.size}
         arrays = self._orbax.restore(self._files.path(step) / "state", args=ocp.args.StandardRestore(nested(stored)))
         names = jax.tree.leaves(nested({name: name for name in stored}))
         leaves.update(zip(names, jax.tree.leaves(arrays), strict=True))
@@ -250,11 +264,3 @@ def not_shared(root: Path, blind: Sequence[int]) -> InputError:
 def _not_orbax_error(record: logging.LogRecord) -> bool:
     """Orbax logs a failed write with tracebacks from each of its threads, and raises it: `wait` tells it."""
     return record.levelno < logging.ERROR or f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """A leaf without elements, which Orbax refuses to save."""
-    value = np.zeros(leaf.shape, leaf.dtype)
-    if leaf.sharding is None:
-        return jax.numpy.asarray(value)
-    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])

@@ -83,10 +83,10 @@ class CheckpointFiles:
             self.path(step).rename(doomed)
             shutil.rmtree(doomed)
 
-    def survey(self) -> Survey:
-        """Read the steps from the newest back, every byte of them, until one is whole."""
+    def survey(self, up_to: int | None = None) -> Survey:
+        """Read the steps from the newest, or from `up_to`, back, every byte of them, until one is whole."""
         damaged: list[tuple[int, str]] = []
-        for step in reversed(self.steps()):
+        for step in (step for step in reversed(self.steps()) if up_to is None or step <= up_to):
             found = self.examine(step)
             if found.step is not None:
                 return found._replace(damaged=damaged)
@@ -104,6 +104,10 @@ class CheckpointFiles:
         if about["step"] != step:
             return Survey(None, {}, [(step, f"{manifest.NAME} is that of step {about['step']}")])
         return Survey(step, about, [])
+
+    def best_step(self, best: Best) -> int | None:
+        """The step with the best value among those with all their files at full length, if any has a value."""
+        return max(_best_steps(self._whole(), best), default=None)
 
     def set_aside(self, step: int) -> Path:
         """Move a damaged step to where it is kept but never read, so that the step can be saved again."""

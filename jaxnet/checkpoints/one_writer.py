@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxnet.checkpoints.checkpoints import Checkpoints, Restored, not_shared
+from jaxnet.checkpoints.defaults import NO_DEFAULTS
 
 
 class Processes(Protocol):
@@ -48,12 +49,14 @@ class OneWriter:
         """As `Checkpoints.wait`."""
         self._told(Checkpoints.wait)
 
-    def restore_latest(self, like: Any) -> Restored | None:
+    def restore_latest(
+        self, like: Any, *, up_to: int | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+    ) -> Restored | None:
         """As `Checkpoints.restore_latest`."""
         found: list[Restored] = []  # stays empty but on process 0
 
         def restore(own: Checkpoints) -> tuple[int, dict[str, Any]] | None:
-            found.extend(filter(None, [own.restore_latest(like)]))
+            found.extend(filter(None, [own.restore_latest(like, up_to=up_to, defaults=defaults)]))
             return (found[0].step, found[0].extra) if found else None
 
         about = self._told(restore)

@@ -1,10 +1,11 @@
-"""`jaxnet bench`: how fast messages travel, and what a training step hides of that."""
+"""`jaxnet bench`: how fast messages travel, what a training step hides of that, and how fast a network answers."""
 
 import argparse
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from jaxnet.cli.bench_inference import add_inference
 from jaxnet.cli.parser import Parser, given_path, mesh_sizes, positive
 from jaxnet.cost.sizes import byte_size
 from jaxnet.errors import InputError, exit_cleanly
@@ -18,7 +19,7 @@ Choice = TypeVar("Choice")
 
 _DESCRIPTION = """\
 Measure communication on the processes and devices that there are: those of one process, emulated on the CPU
-with --mesh, or all of a job. Process 0 prints."""
+with --mesh, or all of a job; process 0 prints. Or measure inference on one device."""
 
 _COLLECTIVES = """\
 Time collectives and algorithms over each mesh axis, with nccl-tests' columns. Sizes are those of nccl-tests:
@@ -35,15 +36,19 @@ examples:
   jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host
   jaxnet bench step --mesh 2x4 --strategy xla --strategy ddp:4MiB --strategy hierarchical
   jaxnet launch local --processes 2 -- jaxnet bench step --strategy flat --strategy ddp --model vgg
+  jaxnet bench inference --model alexnet --batch 1,2,4,8,16,32,64,128,256
 """
 
 
 def add_parser(commands: "Commands") -> None:
     """Add `bench` to the commands of `jaxnet`."""
-    bench = commands.add_parser("bench", help="measure communication", description=_DESCRIPTION, epilog=_EXAMPLES)
+    bench = commands.add_parser(
+        "bench", help="measure communication and inference", description=_DESCRIPTION, epilog=_EXAMPLES
+    )
     kinds = bench.add_commands("KIND")
     _add_collectives(kinds)
     _add_step(kinds)
+    add_inference(kinds)
 
 
 def _add_collectives(kinds: "Commands") -> None:

@@ -3,10 +3,13 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from jaxnet.cli.launchers import kubernetes, mpi, sky, slurm, ssh, tpu
 from jaxnet.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
+
+_KINDS = (ssh, slurm, mpi, kubernetes, tpu, sky)  # beside local
 
 _USAGE = "jaxnet launch local --processes N [--devices-per-process D] -- COMMAND..."
 _LOCAL = """\
@@ -18,13 +21,22 @@ examples:
   jaxnet launch local --processes 2 -- train.py --config configs/digits.py
   jaxnet launch local --processes 4 --devices-per-process 2 -- python my_own_program.py
 """
+_MORE_EXAMPLES = """\
+  jaxnet launch ssh --hosts node1,node2 -- train.py --config configs/digits.py
+  jaxnet launch slurm --nodes 2 --dry-run -- train.py --config configs/digits.py
+  jaxnet launch slurm --help
+"""
 
 
 def add_parser(commands: "Commands") -> None:
     """Add `launch` to the commands of `jaxnet`."""
-    launch = commands.add_parser("launch", help="start the processes of one job", description=__doc__, epilog=_EXAMPLES)
+    launch = commands.add_parser(
+        "launch", help="start the processes of one job", description=__doc__, epilog=_EXAMPLES + _MORE_EXAMPLES
+    )
     kinds = launch.add_commands("KIND")
     _add_local(kinds)
+    for module in _KINDS:
+        module.add_kind(kinds)
 
 
 def _add_local(kinds: "Commands") -> None:

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxnet.cli import bench, lab, launch, plan, strategies, timeline
+from jaxnet.cli import bench, data, export, import_, lab, launch, models, plan, predict, strategies, timeline
 from jaxnet.cli.parser import Parser
 from jaxnet.errors import exit_cleanly
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
-_COMMANDS = (launch, lab, plan, strategies, bench, timeline)
+_COMMANDS = (launch, lab, plan, strategies, models, import_, predict, export, bench, timeline, data)
 
 _EXAMPLES = """\
 examples:
@@ -18,8 +18,13 @@ examples:
   jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py
   jaxnet plan --config configs/digits.py strategy=hierarchical
   jaxnet strategies
+  jaxnet models
+  jaxnet import --help
+  jaxnet predict runs/digits photos/
+  jaxnet export runs/digits --out digits.stablehlo
   jaxnet bench step --mesh 2x4 --strategy xla --strategy hierarchical
   jaxnet timeline runs/digits
+  jaxnet data prepare imagenet2012 --manual-dir ~/downloads
 """
 
 

@@ -16,11 +16,18 @@ INTERFACE = "JAXNET_NETWORK_INTERFACE"
 _CONTRACT = (COORDINATOR, COUNT, INDEX)
 # The five that srun sets for a task; a batch script outside srun lacks the second, and is not a task.
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES")
+_HOSTS = ("SLURM_STEP_NUM_NODES", "GROUP_WORLD_SIZE", "SKYPILOT_NUM_NODES")  # how many, as each launcher says it
+_SKYPILOT_PORT = 12321
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says of this process; None stands for what only JAX's own detection can find."""
+    """What the environment says of this process; None stands for what only JAX's own detection can find.
+
+    `local_device` is the one device of its host that this process takes; None means all that it sees.
+    """
 
     detected_by: str
     process_index: int | None = 0
@@ -28,13 +35,14 @@ class Place:
     coordinator: Address | None = None
     bind: Address | None = None
     interface: str | None = None
+    local_device: int | None = None
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
     """Read this process's place from `environ`, of which no variable is changed.
 
-    First JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, all three or none; then Open MPI,
-    Slurm under srun, an indexed Kubernetes job and TPU pods; else a single process.
+    First JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, all three or none; then torchrun,
+    Open MPI, Slurm under srun, TPU pods, SkyPilot and an indexed Kubernetes job; else a single process.
 
     >>> find_place({}).detected_by
     'single'
@@ -49,6 +57,10 @@ def find_place(environ: Mapping[str, str]) -> Place:
     elif method == "slurm":
         index, count = _whole(environ, "SLURM_PROCID"), _whole(environ, "SLURM_NTASKS")
         coordinator = _slurm_coordinator(environ)
+    elif method == "torchrun":
+        index, count, coordinator = _torchrun(environ)
+    elif method == "skypilot":
+        index, count, coordinator = _skypilot(environ)
     elif method == "openmpi":
         index, count = _whole(environ, "OMPI_COMM_WORLD_RANK"), _whole(environ, "OMPI_COMM_WORLD_SIZE")
         return Place(method, index, count, interface=interface)
@@ -57,22 +69,28 @@ def find_place(environ: Mapping[str, str]) -> Place:
     else:
         return Place(method, None, None, interface=interface)
     _refuse_loopback(coordinator, environ)
-    return Place(method, index, count, coordinator, _bind_address(coordinator, environ), interface)
+    device = _torchrun_device(environ) if method == "torchrun" else None
+    return Place(method, index, count, coordinator, _bind_address(coordinator, environ), interface, device)
 
 
 def detect(environ: Mapping[str, str]) -> str:
-    """Name what describes the processes: variables, openmpi, slurm, kubernetes, tpu or single.
+    """Name what describes the processes: variables, torchrun, openmpi, slurm, tpu, skypilot, kubernetes or single.
 
-    Open MPI comes before Slurm because mpirun inside a Slurm job passes on the variables of its own daemons.
+    torchrun comes before what may have started it on each host. Open MPI comes before Slurm because mpirun
+    inside a Slurm job passes on the variables of its own daemons.
     """
     if any(environ.get(name) for name in _CONTRACT):
         return "variables"
+    if environ.get("RANK") and environ.get("WORLD_SIZE", "1") != "1":
+        return "torchrun"
     if environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
         return "openmpi"
     if all(environ.get(name) for name in _SLURM) and environ["SLURM_NTASKS"] != "1":
         return "slurm"
     if "," in environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES", "")):
         return "tpu"
+    if environ.get("SKYPILOT_NUM_NODES", "1") != "1":
+        return "skypilot"
     if environ.get("KUBERNETES_SERVICE_HOST") and environ.get("JOB_COMPLETION_INDEX"):
         return "kubernetes"
     return "single"
@@ -87,12 +105,53 @@ def _contract(environ: Mapping[str, str]) -> tuple[int, int, Address]:
             " set all three in every process, or none of them for a single process"
         )
     coordinator = parse_address(environ[COORDINATOR], COORDINATOR)
-    index, count = _whole(environ, INDEX), _whole(environ, COUNT)
+    return *_index_of_count(environ, INDEX, COUNT), coordinator
+
+
+def _index_of_count(environ: Mapping[str, str], index_name: str, count_name: str) -> tuple[int, int]:
+    index, count = _whole(environ, index_name), _whole(environ, count_name)
     if count < 1:
-        raise InputError(f"{COUNT} is {count}; it must be at least 1")
+        raise InputError(f"{count_name} is {count}; it must be at least 1")
     if index >= count:
-        raise InputError(f"{INDEX} is {index}, but with {COUNT}={count} it must be from 0 to {count - 1}")
-    return index, count, coordinator
+        raise InputError(f"{index_name} is {index}, but with {count_name}={count} it must be from 0 to {count - 1}")
+    return index, count
+
+
+def _torchrun(environ: Mapping[str, str]) -> tuple[int, int, Address]:
+    """As torchrun, and what imitates it, describe a process."""
+    _require(environ, _TORCHRUN)
+    index, count = _index_of_count(environ, "RANK", "WORLD_SIZE")
+    host = environ["MASTER_ADDR"]
+    port = _port(environ, "MASTER_PORT", host)
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # torchrun itself listens at MASTER_PORT
+    return index, count, Address(host, _own_port(environ, host, port))
+
+
+def _torchrun_device(environ: Mapping[str, str]) -> int | None:
+    """torchrun lets every process see all devices of its host; where they are several, each takes its own."""
+    if environ.get("LOCAL_WORLD_SIZE", "1") == "1":
+        return None
+    return _index_of_count(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE")[0]
+
+
+def _skypilot(environ: Mapping[str, str]) -> tuple[int, int, Address]:
+    """A process on each node; the first of the addresses is that of node 0."""
+    _require(environ, _SKYPILOT)
+    index, count = _index_of_count(environ, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
+    addresses = environ["SKYPILOT_NODE_IPS"].split()
+    if len(addresses) != count:
+        raise InputError(f"SKYPILOT_NODE_IPS has {len(addresses)} addresses, but SKYPILOT_NUM_NODES is {count}")
+    return index, count, Address(addresses[0], _own_port(environ, addresses[0], _SKYPILOT_PORT))
+
+
+def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
+    if missing := [name for name in names if not environ.get(name)]:
+        given = [name for name in names if name not in missing]
+        raise InputError(
+            f"{', '.join(missing)} missing beside {', '.join(given)}: set them too, or {COORDINATOR}, {COUNT} and"
+            f" {INDEX} in every process"
+        )
 
 
 def _whole(environ: Mapping[str, str], name: str) -> int:
@@ -107,9 +166,15 @@ def _slurm_coordinator(environ: Mapping[str, str]) -> Address:
     nodes = environ["SLURM_STEP_NODELIST"]
     first = re.match(r"([^,\[]*)(?:\[([^],-]+)[^]]*\])?([^,\[]*)", nodes)
     host = "".join(part or "" for part in first.groups()) if first else nodes
-    if port := environ.get("JAX_COORDINATOR_PORT"):
-        return parse_address(f"{host}:{port}", "JAX_COORDINATOR_PORT")
-    return Address(host, 61440 + _whole(environ, "SLURM_JOB_ID") % 4096)
+    return Address(host, _own_port(environ, host, 61440 + _whole(environ, "SLURM_JOB_ID") % 4096))
+
+
+def _own_port(environ: Mapping[str, str], host: str, usual: int) -> int:
+    return _port(environ, "JAX_COORDINATOR_PORT", host) if environ.get("JAX_COORDINATOR_PORT") else usual
+
+
+def _port(environ: Mapping[str, str], name: str, host: str) -> int:
+    return parse_address(f"[{host}]:{environ[name]}", name).port
 
 
 def _bind_address(coordinator: Address, environ: Mapping[str, str]) -> Address:
@@ -120,9 +185,9 @@ def _bind_address(coordinator: Address, environ: Mapping[str, str]) -> Address:
 
 
 def _refuse_loopback(coordinator: Address, environ: Mapping[str, str]) -> None:
-    hosts = environ.get("SLURM_STEP_NUM_NODES", "1")
-    if is_loopback(coordinator.host) and hosts != "1":
+    several = [f"{name}={environ[name]}" for name in _HOSTS if environ.get(name, "1") != "1"]
+    if is_loopback(coordinator.host) and several:
         raise InputError(
-            f"{COORDINATOR} is {coordinator}, a loopback address, but SLURM_STEP_NUM_NODES={hosts}:"
+            f"{COORDINATOR} is {coordinator}, a loopback address, but {several[0]}:"
             " give an address of process 0's host that the others can reach"
         )

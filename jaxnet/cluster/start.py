@@ -130,6 +130,7 @@ def _initialize(place: Place, timeout_seconds: float) -> None:
         process_id=place.process_index,
         coordinator_bind_address=str(place.bind),
         initialization_timeout=max(int(timeout_seconds), 1),
-        # Under Slurm, JAX still picks this task's own devices; the three variables mean all that are visible.
-        cluster_detection_method="deactivate" if place.detected_by == "variables" else None,
+        local_device_ids=None if place.local_device is None else [place.local_device],
+        # Under Slurm, JAX still picks this task's own devices; the others say it, or mean all that are visible.
+        cluster_detection_method=None if place.detected_by == "slurm" else "deactivate",
     )

@@ -41,7 +41,7 @@ def collectives_text(rows: Sequence[Row], peaks: Mapping[str, float], mesh: Mapp
         *(f"peak of {axis}: {peak / 1e9:.3f} GB/s" for axis, peak in peaks.items()),
         "(the busbw of the fastest call of the backend's own collectives with 1 MiB or more in this run)",
     ]
-    return "\n".join([*head, *_aligned([_COLLECTIVE_COLUMNS, *map(_collective_cells, rows)], left=2)])
+    return "\n".join([*head, *aligned([_COLLECTIVE_COLUMNS, *map(_collective_cells, rows)], left=2)])
 
 
 def _collective_cells(row: Row) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def step_text(report: Report) -> str:
         f"without communication: {compute}",
         *(f"peak of {axis}: {peak:.3f} GB/s" for axis, peak in report.peaks.items()),
     ]
-    return "\n".join([*head, *_aligned([_STEP_COLUMNS, *map(_step_cells, report.figures)], left=2)])
+    return "\n".join([*head, *aligned([_STEP_COLUMNS, *map(_step_cells, report.figures)], left=2)])
 
 
 def _step_cells(figures: Figures) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def _sizes(mesh: Mapping[str, int]) -> str:
     return "x".join(str(size) for size in mesh.values())
 
 
-def _aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
+def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
     """Columns as wide as their widest cell; the first `left` of them flush left."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxnet.data.draws import draws
 from jaxnet.data.order import example_ids
-from jaxnet.data.source import Source
+from jaxnet.data.source import RandomSource, Source
 from jaxnet.errors import InputError
 
 Batch = dict[str, np.ndarray]
@@ -32,7 +33,7 @@ class Shard:
 
 
 def train_batches(
-    source: Source, *, batch_size: int, seed: int, shard: Shard, start_step: int = 0, threads: int = 1
+    source: Source, *, batch_size: int, seed: int, shard: Shard, start_step: int = 0, threads: int | None = None
 ) -> Iterator[Batch]:
     """Iterate for ever over this process's part of the global batches from step `start_step` on.
 
@@ -43,6 +44,7 @@ def train_batches(
         batch_size: examples in a global batch; a multiple of `shard.count`.
         threads: how many threads read and decode; 1 is the caller's own. More pay off only where examples
             are decoded on the way. Each works on a whole batch, so as many batches are held in memory.
+            None: what the source has as `threads`, or 1.
 
     Returns:
         Batches {'image': uint8 [b, H, W, C], 'label': int32 [b], 'id': int32 [b]} with
@@ -60,12 +62,15 @@ def train_batches(
     def load(step: int) -> Batch:
         start = step * batch_size + shard.index * size
         ids = example_ids(seed, source.num_examples, start, start + size)
+        if isinstance(source, RandomSource):
+            return {"id": ids, **source.random_rows(ids, draws(seed, start, start + size))}
         return {**source.rows(ids), "id": ids}
 
-    return _iterate(load, range(start_step, sys.maxsize // batch_size), threads)  # that is, for ever
+    for_ever = range(start_step, sys.maxsize // batch_size)
+    return _iterate(load, for_ever, _threads(source, threads))
 
 
-def eval_batches(source: Source, *, batch_size: int, shard: Shard, threads: int = 1) -> Iterator[Batch]:
+def eval_batches(source: Source, *, batch_size: int, shard: Shard, threads: int | None = None) -> Iterator[Batch]:
     """Iterate over this process's part of ceil(n / batch_size) global batches: every example once, in order.
 
     Batches are as those of `train_batches`, with 'weight': float32 [b] besides: 1, or 0 for the padding
@@ -81,7 +86,7 @@ def eval_batches(source: Source, *, batch_size: int, shard: Shard, threads: int 
         weight = (position < num_examples).astype(np.float32)
         return {**source.rows(ids), "id": ids, "weight": weight}
 
-    return _iterate(load, range(-(-num_examples // batch_size)), threads)
+    return _iterate(load, range(-(-num_examples // batch_size)), _threads(source, threads))
 
 
 def _part_size(batch_size: int, shard: Shard) -> int:
@@ -92,6 +97,10 @@ def _part_size(batch_size: int, shard: Shard) -> int:
             f"batch_size={batch_size} cannot be divided among {shard.count} processes: use a multiple of {shard.count}"
         )
     return batch_size // shard.count
+
+
+def _threads(source: Source, threads: int | None) -> int:
+    return getattr(source, "threads", 1) if threads is None else threads
 
 
 def _iterate(load: Callable[[int], Batch], steps: range, threads: int) -> Iterator[Batch]:

@@ -32,4 +32,4 @@ class Digits:
             image, label, order = file["image"], file["label"], file["order"]
         rows = order[:_NUM_TRAIN] if split == "train" else order[_NUM_TRAIN:]
         pixels = np.round(image[rows, :, :, None] * (255 / 16)).astype(np.uint8)
-        return ArraySource(pixels, label[rows].astype(np.int32), num_classes=10)
+        return ArraySource(pixels, label[rows].astype(np.int32), num_classes=10, class_names=tuple("0123456789"))

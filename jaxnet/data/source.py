@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -34,6 +34,17 @@ class Source(Protocol):
         """Return fresh arrays {'image': uint8 [n, H, W, C], 'label': int32 [n]} in the order asked for."""
 
 
+@runtime_checkable
+class RandomSource(Protocol):
+    """A source whose examples depend on chance: `train_batches` asks for them with a random number for each."""
+
+    def random_rows(self, indices: np.ndarray, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """As `Source.rows`, with uint64 [n] numbers that say all that chance decides.
+
+        An 'id' in the result, int32 [n], says which examples were given, if not those asked for.
+        """
+
+
 class Dataset(Protocol):
     """What a config names: a frozen dataclass that opens the split 'train' or 'test'."""
 
@@ -59,6 +70,7 @@ class ArraySource:
     image: np.ndarray = field(repr=False)
     label: np.ndarray = field(repr=False)
     num_classes: int
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         image, label = self.image, self.label
@@ -109,6 +121,7 @@ class RecordSource:
     image_key: str = "image"
     label_key: str = "label"
     origin: str = "the data set"
+    class_names: tuple[str, ...] = ()
 
     @property
     def num_examples(self) -> int:
@@ -150,4 +163,4 @@ def read_into_memory(source: Source) -> ArraySource:
         part = slice(start, min(start + _CHUNK, source.num_examples))
         rows = source.rows(np.arange(part.start, part.stop))
         image[part], label[part] = rows["image"], rows["label"]
-    return ArraySource(image, label, source.num_classes)
+    return ArraySource(image, label, source.num_classes, tuple(getattr(source, "class_names", ())))

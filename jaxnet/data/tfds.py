@@ -79,7 +79,8 @@ class TFDS:
             reason = f"{_one_line(error)} Set train_split and test_split"
             raise InputError(f"{self.name} has no split {split!r}: {reason}") from error
         origin = f"the data set {self.name} in {builder.data_dir}"
-        return RecordSource(records, label.num_classes, image.shape, self.image_key, self.label_key, origin)
+        keys = self.image_key, self.label_key
+        return RecordSource(records, label.num_classes, image.shape, *keys, origin, tuple(label.names))
 
     def _feature(self, builder: tfds.core.DatasetBuilder, key: str) -> Any:
         features = builder.info.features

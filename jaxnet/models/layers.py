@@ -1,14 +1,18 @@
 """Layers that the models share."""
 
+import math
 from typing import Literal
+from zlib import crc32
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Initializer
 
 from jaxnet.errors import InputError
+from jaxnet.models.pooling import avg_pool
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def require_positive(**fields: int | tuple[int, ...]) -> None:
@@ -24,13 +28,42 @@ def require_positive(**fields: int | tuple[int, ...]) -> None:
             raise InputError(f"{name} must be one or more numbers of at least 1, got {value}")
 
 
+def scaled(channels: int, width: float) -> int:
+    """`channels` times `width`, rounded to a multiple of 8 and at least 8.
+
+    >>> [scaled(64, width) for width in (1.0, 0.3, 0.01)]
+    [64, 16, 8]
+
+    Raises:
+        InputError: the width is not positive.
+    """
+    if not 0 < width < float("inf"):
+        raise InputError(f"width must be above 0, got {width}")
+    return max(8, 8 * int(channels * width / 8 + 0.5))
+
+
+def normal_init(deviation: float, width: float = 1.0) -> Initializer:
+    """Normal weights whose deviation a source states for a network of width 1.
+
+    A sum over `width` times as many channels is smaller by its root, in every layer anew; the deviation is larger by
+    as much, so that a narrow network passes on signals of the same size. Layers fed by images have a width of 1.
+    """
+    return nn.initializers.normal(deviation / math.sqrt(width))
+
+
 class ExampleDropout(nn.Module):
     """Dropout whose randomness belongs to the example, not to the device that computes it.
 
-    The same example at the same step drops the same units on any number of devices or processes.
+    The same example at the same step drops the same units on any number of devices or processes, and other units in
+    each layer of a network.
     """
 
     rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < 1:
+            raise InputError(f"dropout must be at least 0 and below 1, got {self.rate}")
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
@@ -39,12 +72,26 @@ class ExampleDropout(nn.Module):
             return x
         if keys is None:
             raise ValueError("dropout in training needs one random key an example: pass keys")
-        keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
+        layer = crc32("/".join(self.path).encode())
+
+        def keeps(key: jax.Array) -> jax.Array:
+            return jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - self.rate, x.shape[1:])
+
+        keep = jax.vmap(keeps)(keys)
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
 
-def batch_norm(axes: tuple[str, ...], dtype: str, *, train: bool, name: str, zero: bool = False) -> nn.BatchNorm:
-    """BatchNorm with a running average of 0.9 (PyTorch's momentum 0.1) and float32 statistics.
+def batch_norm(
+    axes: tuple[str, ...],
+    dtype: str,
+    *,
+    train: bool,
+    name: str,
+    zero: bool = False,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+) -> nn.BatchNorm:
+    """BatchNorm with PyTorch's constants unless others are given, and float32 statistics.
 
     Args:
         axes: mesh axes that share the statistics of a batch; none: each device normalizes by its own.
@@ -52,12 +99,52 @@ def batch_norm(axes: tuple[str, ...], dtype: str, *, train: bool, name: str, zer
         train: normalize by the batch rather than by the running average.
         name: of the layer.
         zero: start the scale at 0, so that a residual branch starts as the identity (Goyal et al., 2017).
+        epsilon: added to the variance.
+        momentum: the share of the old running average that a step keeps: 1 - PyTorch's momentum.
     """
     return nn.BatchNorm(
         use_running_average=not train,
-        momentum=0.9,
+        momentum=momentum,
+        epsilon=epsilon,
         dtype=dtype,
         axis_name=axes or None,  # type: ignore[arg-type]  # several axes work too
         scale_init=nn.initializers.zeros if zero else nn.initializers.ones,
         name=name,
     )
+
+
+def local_response_norm(
+    x: jax.Array, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> jax.Array:
+    """`x / (k + alpha / size * sum of x**2 over the `size` nearest channels) ** beta`, of [..., channels].
+
+    Channels beyond the first and the last count as zero. Caffe and PyTorch divide alpha by the size, as here; the paper
+    (Krizhevsky et al., 2012, section 3.3) does not, so that its k=2, alpha=1e-4 over 5 channels is `alpha=5e-4, k=2`.
+    Sums are float32: the squares of float16 activations overflow above 256.
+
+    >>> local_response_norm(jnp.array([[1.0, 1.0, 0.0]]), size=3, alpha=3.0, beta=1.0, k=2.0).tolist()
+    [[0.25, 0.25, 0.0]]
+    """
+    half = _half(size)
+    wide = x.astype(jnp.float32)
+    squares = jnp.pad(jnp.square(wide), [(0, 0)] * (x.ndim - 1) + [(half, half)])
+    # One addition a neighbour: XLA fuses them with what follows, as it does not a window over the last dim.
+    sums = sum(squares[..., start : start + x.shape[-1]] for start in range(size))
+    return (wide * (k + alpha / size * sums) ** -beta).astype(x.dtype)
+
+
+def spatial_response_norm(x: jax.Array, size: int = 3, alpha: float = 5e-5, beta: float = 0.75) -> jax.Array:
+    """`x / (1 + alpha * mean of x**2 over the size x size nearest places) ** beta`, of [batch, h, w, channels].
+
+    Caffe's response normalization within a channel (WITHIN_CHANNEL): places beyond the border count as zero, and in the
+    mean.
+    """
+    wide = x.astype(jnp.float32)
+    means = avg_pool(jnp.square(wide), size, 1, padding=_half(size))
+    return (wide * (1 + alpha * means) ** -beta).astype(x.dtype)
+
+
+def _half(size: int) -> int:
+    if size < 1 or size % 2 == 0:
+        raise ValueError(f"response normalization needs an odd size, got {size}")
+    return size // 2

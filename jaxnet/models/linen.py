@@ -6,11 +6,11 @@ import flax.linen as nn
 import jax
 
 from jaxnet.errors import InputError
-from jaxnet.models.model import Model, PyTree, Variables, split_collections
+from jaxnet.models.model import Model, Outputs, PyTree, Variables, split_collections
 
 
 def from_linen(module: nn.Module) -> Model:
-    """`module(images, train=..., keys=...)` as a `Model`.
+    """`module(images, train=..., keys=...)` as a `Model`; what the module returns, logits or `Heads`, is passed on.
 
     Raises:
         InputError: the module cannot be called so.
@@ -29,11 +29,11 @@ def from_linen(module: nn.Module) -> Model:
 
     def apply_fn(
         params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree]:
+    ) -> tuple[Outputs, PyTree]:
         variables = {"params": params, **stats}
         changing = list(stats) if train else []
-        logits, changed = module.apply(variables, images, train=train, keys=keys, mutable=changing)
-        return logits, changed if changing else stats
+        outputs, changed = module.apply(variables, images, train=train, keys=keys, mutable=changing)
+        return outputs, changed if changing else stats
 
     return Model(init_fn, apply_fn)
 

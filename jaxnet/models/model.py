@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 PyTree = Any
+Outputs = Any  # logits, float32 [batch, classes]; in training also Heads
 
 
 class Variables(NamedTuple):
@@ -18,6 +19,18 @@ class Variables(NamedTuple):
 
     params: PyTree
     stats: PyTree
+
+
+class Heads(NamedTuple):
+    """What a network with auxiliary classifiers gives in training, instead of logits.
+
+    Attributes:
+        logits: of the classifier that is kept, float32 [batch, classes].
+        auxiliary: of each of the others, the weight of its loss and its logits.
+    """
+
+    logits: jax.Array
+    auxiliary: tuple[tuple[float, jax.Array], ...] = ()
 
 
 class InitFn(Protocol):
@@ -35,12 +48,13 @@ class ApplyFn(Protocol):
         keys: one random key an example, [batch]; None when nothing is random.
 
     Returns:
-        Logits, float32 [batch, classes], and the new stats (unchanged when not training).
+        Logits, float32 [batch, classes], or in training `Heads` where the model has auxiliary classifiers; and the new
+        stats (unchanged when not training).
     """
 
     def __call__(
         self, params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None
-    ) -> tuple[jax.Array, PyTree]: ...
+    ) -> tuple[Outputs, PyTree]: ...
 
 
 class Model(NamedTuple):

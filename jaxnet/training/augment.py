@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxnet.training.colour import jittered
+
 
 @dataclass(frozen=True)
 class Augmentation:
@@ -18,18 +20,26 @@ class Augmentation:
         flip: mirror left and right with probability 1/2.
         shift: move by up to this many pixels in each direction; zeros come in.
         erase: set a square of this side to zero, at a random place (cutout; DeVries and Taylor, 2017); 0: none.
+        brightness: scale it by a factor between 1 - b and 1 + b.
+        contrast: the same of the contrast.
+        saturation: the same of the saturation. Hue, which is seldom turned, is left alone.
     """
 
     flip: bool = False
     shift: int = 0
     erase: int = 0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
 
     def __call__(self, keys: jax.Array, images: jax.Array) -> jax.Array:
         """Augment images [batch, height, width, channels] by keys [batch]."""
         return jax.vmap(self._one)(keys, images)
 
     def _one(self, key: jax.Array, image: jax.Array) -> jax.Array:
-        flip_key, shift_key, erase_key = jax.random.split(key, 3)
+        flip_key, shift_key, erase_key, colour_key = jax.random.split(key, 4)
+        if self.brightness or self.contrast or self.saturation:
+            image = jittered(colour_key, image, self.brightness, self.contrast, self.saturation)
         if self.flip:
             image = jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
         if self.shift:

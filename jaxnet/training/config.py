@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxnet.training.augment import Augmentation
+from jaxnet.training.guard import Guard
 from jaxnet.training.loss import Pixels
+from jaxnet.training.mixing import Mixing
 from jaxnet.training.optimizer import Optimizer
 
 
@@ -56,19 +58,22 @@ class Config:
     Attributes:
         model: a Flax Linen module, or a `jaxnet.models.Model` (such as `from_nnx` makes).
         data: a data set of `jaxnet.data`.
-        pixels: mean and deviation by which images are normalized.
+        pixels: mean and deviation by which images are normalized, and the size to which they are resized.
         epochs: passes over the training examples; the last one may be a fraction.
         batch_size: examples in a global batch, over all devices.
         eval_batch_size: the same for evaluation.
         eval_every_epochs: evaluate on the test split every so many epochs, and at the end.
         optimizer: see `Optimizer`.
         augmentation: see `Augmentation`.
+        mixing: see `Mixing`.
+        resolutions: (part of the run, size): from there on training images have that height and width, such as
+            ((0, 128), (0.5, 160)), on the command line 0:128,0.5:160; evaluation keeps its own. Empty: as they are.
         label_smoothing: part of the target spread over all classes.
         average_decay: of the moving average of the parameters, which is then what is evaluated; None: no average.
         microbatches: parts that a device's share of a batch is taken in; gradients travel once.
         batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
             mean), of each host ('host'), or the whole ('global').
-        strategy: how gradients travel; `jaxnet strategies` lists them.
+        strategy: how gradients travel; `jaxnet strategies` lists them, and what 'NAME:key=value' can set.
         bucket_bytes: instead of the strategy's own.
         mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison; 'pieces' makes
             several programs of a step, which is the fastest across CPU hosts.
@@ -76,9 +81,11 @@ class Config:
             mpirun, each of which is a host.
         hosts: rows of the mesh; None: one a process.
         seed: of initialization, order of examples and augmentation.
+        initial_weights: a file of `jaxnet import`, from which a run without a checkpoint begins; None: random ones.
         checkpoints: see `Checkpoints`.
         log: see `Log`.
         profile: see `Profile`.
+        guard: what is done about numbers that go wrong; see `Guard`.
     """
 
     model: Any
@@ -90,6 +97,8 @@ class Config:
     eval_every_epochs: float = 1.0
     optimizer: Optimizer = field(default_factory=Optimizer)
     augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    resolutions: tuple[tuple[float, int], ...] = ()
     label_smoothing: float = 0.0
     average_decay: float | None = None
     microbatches: int = 1
@@ -100,6 +109,8 @@ class Config:
     transport: Literal["xla", "mpi"] = "xla"
     hosts: int | None = None
     seed: int = 0
+    initial_weights: str | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     log: Log = field(default_factory=Log)
     profile: Profile = field(default_factory=Profile)
+    guard: Guard = field(default_factory=Guard)

@@ -13,7 +13,9 @@ from jaxnet.data import Source
 from jaxnet.errors import InputError
 from jaxnet.models import Model
 from jaxnet.training.config import Config
+from jaxnet.training.loss_scale import check_scale
 from jaxnet.training.pieces_step import message_reducer
+from jaxnet.training.recipe_check import check_recipe
 from jaxnet.training.step import Mode
 
 _MOST_STEPS = 2**31  # the step is an int32
@@ -33,6 +35,17 @@ _RULES = (
         "a number above 0",
         lambda value: value > 0,
     ),
+    _Rule(("optimizer.factor", "optimizer.power"), "a number above 0", lambda value: value > 0),
+    _Rule(("optimizer.reference_batch", "pixels.size"), "at least 1, or none", lambda value: value >= 1),
+    _Rule(("optimizer.warmup_epochs", "mixing.mixup", "mixing.cutmix"), "at least 0", lambda value: value >= 0),
+    _Rule(
+        (
+            *("augmentation.brightness", "augmentation.contrast", "augmentation.saturation"),
+            *("mixing.probability", "mixing.cutmix_share", "optimizer.warmup_from"),
+        ),
+        "0 to 1",
+        lambda value: 0 <= value <= 1,
+    ),
     _Rule(("optimizer.clip_norm",), "a number above 0, or none", lambda value: value > 0),
     _Rule(("batch_size", "eval_batch_size", "microbatches"), "at least 1", lambda value: value >= 1),
     _Rule(
@@ -40,6 +53,9 @@ _RULES = (
         "at least 1",
         lambda value: value >= 1,
     ),
+    _Rule(("guard.rollback_after",), "at least 1", lambda value: value >= 1),
+    _Rule(("guard.check_replicas_every",), "at least 1, or none", lambda value: value >= 1),
+    _Rule(("guard.max_rollbacks",), "at least 0", lambda value: value >= 0),
     _Rule(("optimizer.warmup_steps", "optimizer.weight_decay"), "at least 0", lambda value: value >= 0),
     _Rule(
         ("augmentation.shift", "augmentation.erase", "profile.start", "profile.steps"),
@@ -73,6 +89,7 @@ def check_config(config: Config) -> None:
         raise InputError(f"data is {_kind(config.data)}: wanted a data set of jaxnet.data, such as Digits()")
     if axes := getattr(config.model, "norm_axes", ()):
         raise InputError(f"model.norm_axes={axes}: set batch_norm=local, host or global instead")
+    check_recipe(config)
     strategy_of(config)
 
 
@@ -107,6 +124,7 @@ def strategy_of(config: Config) -> tuple[Strategy, Mode]:
         )
     if mode == "pieces":
         _check_pieces(config, strategy)
+    check_scale(config.model, config.guard.skip, config.strategy, strategy.schedule)
     if ours == "jit" and config.batch_norm == "host":
         raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")
     return strategy, mode
@@ -155,7 +173,9 @@ def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> Non
     """Refuse what cannot run on this mesh, or on as many as there are ranks of MPI, with this data."""
     devices = mesh_size(mesh) * ranks
     parts = "" if config.microbatches == 1 else f" and {config.microbatches} microbatches"
-    _check_multiple("batch_size", config.batch_size, devices * config.microbatches, f"{devices} devices{parts}")
+    pairs, mixed = (2, ", each with an even number of examples to mix") if config.mixing.on else (1, "")
+    share = devices * config.microbatches * pairs
+    _check_multiple("batch_size", config.batch_size, share, f"{devices} devices{parts}{mixed}")
     _check_multiple("eval_batch_size", config.eval_batch_size, devices, f"{devices} devices")
     if config.mode == "pmap" and (mesh.shape[HOST] > 1 or jax.process_count() > 1):
         raise InputError(
@@ -186,7 +206,7 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
 
 def check_model(config: Config, model: Model, source: Source) -> None:
     """Refuse a model that would train in silence on something else than what is asked for."""
-    images = jax.ShapeDtypeStruct((1, *source.image_shape), "float32")
+    images = jax.ShapeDtypeStruct((1, *config.pixels.shape(source.image_shape)), "float32")
     variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), images)
     evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
     logits = jax.eval_shape(evaluate, *variables, images)

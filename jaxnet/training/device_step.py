@@ -1,5 +1,6 @@
 """The arithmetic of a step: what one device does, and the same as one global program."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -9,8 +10,10 @@ from jax import lax
 from jaxnet.comm import AXES, AllReduce, Collective, Reducer, all_reduce, bucketed
 from jaxnet.comm.reducer import ReduceFn
 from jaxnet.comm.vma import varying_axes
+from jaxnet.training.finite import Skip
 from jaxnet.training.gradients import example_keys, loss_gradient
 from jaxnet.training.loss import Batch, LossFn, PyTree, Result
+from jaxnet.training.loss_scale import before_sum, divisor, scaled
 from jaxnet.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -35,12 +38,13 @@ def device_step(
     average_decay: float | None = None,
     gather: Callable[[PyTree], PyTree] | None = None,
     together: Reducer = _ONE_MESSAGE,
+    skip: Skip | None = None,
 ) -> StepFn:
     """The step of one device of `devices`, to run where both mesh axes are bound.
 
     `tracked_axes` are the axes over which values are made varying: those of the surrounding shard_map or pmap.
     With `gather` the state holds parameters in parts: it makes them whole, and `reduce` gives sums in parts.
-    `together` sums what is not a gradient: metrics and running averages.
+    `together` sums what is not a gradient: metrics and running averages. `skip` ends the step: see `Skip`.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -48,12 +52,16 @@ def device_step(
         params = state.params if gather is None else gather(state.params)
         # Without the cast JAX would sum the gradients itself, and the reducer once more.
         params = _varying(params, tracked_axes)
-        grads, result = loss_gradient(loss_fn, params, state.stats, batch, keys, microbatches)
+        loss = scaled(loss_fn, state.scale)
+        grads, result = loss_gradient(loss, params, state.stats, batch, keys, microbatches)
         result = _mean(result, devices, tracked_axes, together)
-        sums, comm_state = reduce(grads, state.comm)
-        grads = jax.tree.map(lambda total: total / devices, sums)
-        state = update_state(state._replace(comm=comm_state), grads, result.stats, optimizer, average_decay)
-        return state, result.metrics
+        sums, comm_state = reduce(before_sum(grads, state.scale, state.comm), state.comm)
+        count = divisor(devices, state.scale, state.comm)
+        grads = jax.tree.map(lambda total: total / count, sums)
+        update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
+        if skip is None:
+            return update()._replace(comm=comm_state), result.metrics
+        return skip(update, state, comm_state, grads, result.metrics)
 
     return step
 
@@ -64,13 +72,18 @@ def global_step(
     devices: int,
     microbatches: int = 1,
     average_decay: float | None = None,
+    skip: Skip | None = None,
 ) -> StepFn:
     """The step as one program over the global batch, for XLA to partition over `devices`."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(state.key, state.step, batch["id"])
-        grads, result = loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches, groups=devices)
-        return update_state(state, grads, result.stats, optimizer, average_decay), result.metrics
+        loss = scaled(loss_fn, state.scale)
+        grads, result = loss_gradient(loss, state.params, state.stats, batch, keys, microbatches, groups=devices)
+        count = divisor(1, state.scale, ())
+        grads = jax.tree.map(lambda mean: mean / count, grads)
+        update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
+        return (update(), result.metrics) if skip is None else skip(update, state, (), grads, result.metrics)
 
     return step
 

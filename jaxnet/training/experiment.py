@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -33,11 +34,16 @@ from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, from_linen
 from jaxnet.training.config import Config
 from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
+from jaxnet.training.finite import guard_plan
+from jaxnet.training.groups import multipliers
+from jaxnet.training.initial import initial_values
 from jaxnet.training.layout import Layout, make_layout
 from jaxnet.training.local_step import Exchange, exchanged, local_optimizer, local_plan
 from jaxnet.training.loss import LossFn, classification_loss
+from jaxnet.training.loss_scale import needs_scale
 from jaxnet.training.norms import Parts
-from jaxnet.training.optimizer import make_optimizer, optimizer_plan
+from jaxnet.training.optimizer import learning_rate, make_optimizer, optimizer_plan
+from jaxnet.training.resolutions import Phase, batch_shapes_at, check_sizes, phases_of
 from jaxnet.training.state import TrainState, first_state
 from jaxnet.training.step import (
     Mode,
@@ -60,6 +66,7 @@ class Experiment:
     Attributes:
         model: as it is evaluated.
         optimizer: the Optax transformation.
+        learning_rate: as a function of the step.
         strategy: how gradients travel.
         ranks: processes that MPI joins, each with a mesh of its own; else 1.
         reducer: the strategy's, scheduled and in backward order, or its parts; None if XLA reduces.
@@ -70,7 +77,8 @@ class Experiment:
         steps_per_epoch: batches in one pass, a fraction where they do not divide.
         layout: how states lie on the mesh between steps.
         state_shapes: of the train state that the step takes, without shardings.
-        batch_shapes: of a global batch; with MPI, of a rank's part of it.
+        batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
+        phases: parts of the run, each with images of one size.
         planned: collectives of one step's program; empty if XLA reduces.
         shares: for each of them, the part of the run's steps that send it: all, but for a 'local' schedule.
         exchange: shapes of what a 'local' schedule sends at the end of a round; None for the others.
@@ -79,6 +87,7 @@ class Experiment:
 
     model: Model
     optimizer: optax.GradientTransformation
+    learning_rate: optax.Schedule
     strategy: Strategy
     ranks: int
     reducer: Reducer | Sharded | None
@@ -90,6 +99,7 @@ class Experiment:
     layout: Layout
     state_shapes: TrainState
     batch_shapes: dict[str, jax.ShapeDtypeStruct]
+    phases: tuple[Phase, ...]
     planned: tuple[Collective, ...]
     shares: tuple[float, ...]
     exchange: Exchange | None
@@ -113,11 +123,15 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     total_steps = max(1, round(config.epochs * steps_per_epoch))
     model = as_model(config.model)
     check_model(config, model, source)
+    phases = phases_of(config.resolutions, total_steps)
     batch_shapes = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
-    variables = _variables(model, source.image_shape)
+    batch_shapes = batch_shapes_at(batch_shapes, phases[-1].size)
+    image_shape = config.pixels.shape(source.image_shape)
+    variables = _checked_variables(config, model, image_shape, phases)
     order = _order(_loss(config, model), variables, batch_shapes)
     parts = None if strategy.sharded is None else Parts(variables.params, AXES)
-    optimizer = make_optimizer(config.optimizer, total_steps, parts)
+    recipe = config.optimizer.for_run(config.batch_size, steps_per_epoch)
+    optimizer = make_optimizer(recipe, total_steps, parts)
     if strategy.averaging is not None:
         optimizer = local_optimizer(optimizer, strategy.averaging)
     # Parameters are all there when they are averaged: their order means nothing.
@@ -125,17 +139,19 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     travels = scheduled_parts(strategy, order) or reducer
     make_first = functools.partial(
         first_state,
-        *(model, optimizer, reducer, mesh, source.image_shape, config.seed),
+        *(model, optimizer, reducer, mesh, image_shape, config.seed),
         averaged=config.average_decay is not None,
+        scaled=needs_scale(config.model),
     )
     layout = make_layout(jax.eval_shape(make_first), optimizer, mesh, strategy)
-    options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks)
+    options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks, config.guard.skip)
     train_model = as_model(config.model, () if mode == "jit" else norm_axes(config))
     step = make_train_step(_loss(config, train_model), optimizer, strategy, mesh, options, layout)
     sent = _sent(config, strategy, travels, layout.whole_shapes, total_steps, mesh, sums)
     return Experiment(
         model=model,
         optimizer=optimizer,
+        learning_rate=learning_rate(recipe, total_steps),
         strategy=strategy,
         ranks=ranks,
         reducer=travels,
@@ -147,11 +163,18 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
         layout=layout,
         state_shapes=layout.shapes,
         batch_shapes=batch_shapes,
+        phases=phases,
         planned=sent.planned,
         shares=sent.shares,
         exchange=sent.exchange,
-        first_state=functools.partial(layout.make, make_first),
+        first_state=functools.partial(_first_state, layout, make_first, config.initial_weights, variables),
     )
+
+
+def _first_state(
+    layout: Layout, make: Callable[..., TrainState], weights: str | None, variables: Variables
+) -> TrainState:
+    return layout.make(make) if weights is None else layout.make(make, initial_values(Path(weights), variables))
 
 
 def _ranks(mesh: Mesh) -> int:
@@ -181,7 +204,7 @@ def _sent(
 ) -> _Sent:
     """What the step's program will send, for whole states of these shapes."""
     if strategy.averaging is not None:
-        exchange = exchanged(state, strategy.averaging, _METRICS)
+        exchange = exchanged(state, strategy.averaging, _METRICS + config.guard.skip)
         return _Sent(*local_plan(strategy, exchange, total_steps, mesh.shape), exchange)
     if travels is None:
         return _Sent((), (), None)
@@ -189,6 +212,7 @@ def _sent(
     planned = planned_collectives(travels, state.params, merged, _METRICS, mesh, sums)
     if strategy.sharded is not None:
         planned += optimizer_plan(config.optimizer, Parts(state.params, AXES), mesh.shape)
+        planned += guard_plan(state.params, AXES, mesh.shape) if config.guard.skip else ()
     return _Sent(planned, (1.0,) * len(planned), None)
 
 
@@ -207,8 +231,13 @@ def norm_axes(config: Config) -> tuple[str, ...]:
 
 
 def _loss(config: Config, model: Model) -> LossFn:
+    pixels = dataclasses.replace(config.pixels, size=None) if config.resolutions else config.pixels
     return classification_loss(
-        model, config.pixels, label_smoothing=config.label_smoothing, augment=config.augmentation
+        model,
+        pixels,
+        label_smoothing=config.label_smoothing,
+        augment=config.augmentation,
+        mix=config.mixing if config.mixing.on else None,
     )
 
 
@@ -220,6 +249,16 @@ def _batch_shapes(
         "label": jax.ShapeDtypeStruct((size,), "int32", sharding=sharding),
         "id": jax.ShapeDtypeStruct((size,), "int32", sharding=sharding),
     }
+
+
+def _checked_variables(
+    config: Config, model: Model, image_shape: tuple[int, ...], phases: tuple[Phase, ...]
+) -> Variables:
+    """Shapes of the model's variables; InputError if the recipe does not go with them."""
+    variables = _variables(model, image_shape)
+    check_sizes(model, variables, phases, image_shape[-1])
+    multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
+    return variables
 
 
 def _variables(model: Model, image_shape: tuple[int, ...]) -> Variables:

@@ -54,9 +54,9 @@ class Layout:
         """The same as shardings."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs)
 
-    def make(self, first: Callable[[], TrainState]) -> TrainState:
-        """The state that a step takes, made on the mesh where it belongs; `first` makes it whole."""
-        return jax.jit(lambda: self._cut(first()), out_shardings=self.shardings)()
+    def make(self, first: Callable[..., TrainState], *given: PyTree) -> TrainState:
+        """The state that a step takes, made on the mesh where it belongs; `first(*given)` makes it whole."""
+        return jax.jit(lambda *given: self._cut(first(*given)), out_shardings=self.shardings)(*given)
 
     def cut(self, state: TrainState) -> TrainState:
         """A whole state as a step takes it."""

@@ -1,5 +1,6 @@
 """The step of the schedule 'local': each device updates parameters of its own, and now and then all take their mean."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from jaxnet.comm import AXES, Averaging, Block, Collective, Reducer, Strategy
 from jaxnet.comm.reducer import BOUND_AXES
 from jaxnet.comm.vma import same_along, varying_axes
 from jaxnet.training.device_step import Metrics, StepFn, update_state
+from jaxnet.training.finite import NOT_FINITE, SKIPPED, Skip
 from jaxnet.training.gradients import example_keys, loss_gradient
 from jaxnet.training.loss import Batch, LossFn, PyTree
 from jaxnet.training.state import TrainState
@@ -71,29 +73,38 @@ def local_step(
     devices: int,
     microbatches: int = 1,
     average_decay: float | None = None,
+    skip: Skip | None = None,
 ) -> StepFn:
     """The step of one device of `devices`, on a state of its own, to run inside `jax.shard_map` over both axes.
 
     What travels does so in branches that all devices take in the same steps, because the step number decides.
-    The moving average is one of what devices hold in common: a round of k steps moves it once, by `1 - d^k`.
+    The moving average is one of what devices hold in common: a round of k steps moves it once, by `1 - d^k`. A device
+    skips a step by itself; the metric `skipped` is the mean over devices where a round ends.
     """
     mean = _mean_over(devices, reducer)
+    counted = {} if skip is None else {SKIPPED: jnp.zeros(())}
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(state.key, state.step, batch["id"])
         grads, result = loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches)
         synchronous = state.step < averaging.synchronous_steps
         ends = ~synchronous & ((state.step + 1) % averaging.every == 0)
-        own = jax.tree.map(_varying, Exchange(grads, result.stats, result.metrics, []))
+        own = jax.tree.map(_varying, Exchange(grads, result.stats, result.metrics | counted, []))
         if averaging.synchronous_steps:
             own = lax.cond(synchronous, mean, lambda exchange: exchange, own)
-        state = update_state(state, own.params, own.stats, optimizer, None)
-        state, metrics = _round_end(state, own.metrics, ends, averaging, devices, mean)
+        update = functools.partial(update_state, state, own.params, own.stats, optimizer, None)
+        moves, found = synchronous, {}
+        if skip is None:
+            state, metrics = update(), own.metrics
+        else:
+            state, metrics = skip(update, state, state.comm, own.params, own.metrics)
+            moves, found = synchronous & (metrics[SKIPPED] == 0), {NOT_FINITE: metrics.pop(NOT_FINITE)}
+        state, metrics = _round_end(state, metrics, ends, averaging, devices, mean)
         if average_decay is not None:
-            kept = jnp.where(synchronous, average_decay, jnp.where(ends, average_decay**averaging.every, 1.0))
+            kept = jnp.where(moves, average_decay, jnp.where(ends, average_decay**averaging.every, 1.0))
             state = state._replace(average=optax.incremental_update(state.params, state.average, 1 - kept))
         # Between rounds these are the device's own, and nothing travels only to have them read.
-        return state, jax.tree.map(lambda value: same_along(value, AXES), metrics)
+        return state, jax.tree.map(lambda value: same_along(value, AXES), metrics | found)
 
     return step
 

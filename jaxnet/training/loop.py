@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnet.checkpoints import Checkpoints, OneWriter
-from jaxnet.data import DeviceBatch
+from jaxnet.data import Inputs
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
-from jaxnet.training.optimizer import learning_rate
+from jaxnet.training.finite import NOT_FINITE
+from jaxnet.training.guard import Counts
 from jaxnet.training.pacing import Line, Pace
 from jaxnet.training.profiling import ProfileWindow
 from jaxnet.training.progress import Display
 from jaxnet.training.records import NoRecords, Records
+from jaxnet.training.recovery import Recovery, Stream
 from jaxnet.training.state import TrainState
 from jaxnet.training.stopping import StopSignal
 
@@ -32,6 +34,7 @@ class Outcome(NamedTuple):
         signal: name of the signal that stopped it, or None.
         seconds: spent on training steps.
         waited: part of them in which a batch was made and the devices had nothing to do when it came.
+        met: steps skipped, loss spikes and rollbacks, since the first step of the run.
     """
 
     state: TrainState
@@ -40,6 +43,7 @@ class Outcome(NamedTuple):
     signal: str | None
     seconds: float
     waited: float
+    met: Counts
 
 
 @dataclass
@@ -56,7 +60,9 @@ class Loop:
         display: what a person sees.
         profile: the window of steps to trace.
         settings: the config as JSON values, saved with each state.
+        inputs: what the model takes and gives, saved with each state for who uses it later.
         stop: tells when to stop before the end.
+        recovery: what is done about numbers that go wrong.
     """
 
     config: Config
@@ -68,13 +74,14 @@ class Loop:
     display: Display
     profile: ProfileWindow
     settings: dict[str, Any]
+    inputs: Inputs
     stop: StopSignal
+    recovery: Recovery
 
     def __post_init__(self) -> None:
         self._pace = Pace(self.config.log.every_steps)
-        self._rate = learning_rate(self.config.optimizer, self.experiment.total_steps)
 
-    def run(self, state: TrainState, batches: Iterator[DeviceBatch], step: int) -> Outcome:
+    def run(self, state: TrainState, batches: Stream, step: int) -> Outcome:
         """Train from `step` to the end or to a signal, and save the last state."""
         config, total, evaluation = self.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
@@ -83,37 +90,60 @@ class Loop:
             while not stopped:
                 state = self._one(state, batches, step)
                 step += 1
+                if back := self.recovery.must_go_back:
+                    state = self._gone_back(state, step)
                 signalled = stop.should_stop(step)
                 stopped = signalled or step == total
                 evaluated = step == total or (_is_due(step, eval_every) and not signalled)
+                saving = stopped or evaluated or back or step % config.checkpoints.every_steps == 0
+                if (earlier := self._repaired(state, step, saving)) is not None:
+                    (state, step), stopped = earlier, signalled
+                    batches.rewind(step)
+                    continue
                 if evaluated:
                     evaluation = self._evaluate(state, step)
-                if stopped or evaluated or step % config.checkpoints.every_steps == 0:
+                if saving:
                     self._save(state, step, evaluation if evaluated else None)
             self._log(self._pace.drain(last=True))
+            self.recovery.drain()
             self.profile.close()
             self.checkpoints.wait()
             if step < total:
                 self.display.say(f"stopped by {stop.signal_name} after step {step}; run again to continue")
         seconds, waited = self._pace.seconds, self._pace.waited
-        return Outcome(state, step, evaluation, stop.signal_name if step < total else None, seconds, waited)
+        signal = stop.signal_name if step < total else None
+        return Outcome(state, step, evaluation, signal, seconds, waited, self.recovery.counts)
 
-    def _one(self, state: TrainState, batches: Iterator[DeviceBatch], step: int) -> TrainState:
+    def _one(self, state: TrainState, batches: Stream, step: int) -> TrainState:
         self.profile.before(step)
         asked = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked if self._pace.is_idle() else 0.0
         state, metrics = self.step(state, batch)
-        self._log(self._pace.push(step + 1, metrics, waited))
+        plain = {name: value for name, value in metrics.items() if name != NOT_FINITE}
+        self._log(self._pace.push(step + 1, plain, waited))
+        self.recovery.push(step + 1, metrics)
         self.profile.after(step, state)
         self.display.advance(step + 1)
         return state
+
+    def _gone_back(self, state: TrainState, step: int) -> TrainState:
+        self._log(self._pace.drain())
+        with self._pace.paused():
+            return self.recovery.gone_back(state, step)
+
+    def _repaired(self, state: TrainState, step: int, saving: bool) -> tuple[TrainState, int] | None:
+        if not self.recovery.asks(step, saving=saving):
+            return None
+        self._log(self._pace.drain())
+        with self._pace.paused():
+            return self.recovery.repaired(state, step)
 
     def _log(self, lines: Iterator[Line]) -> None:
         for step, values in lines:
             values |= {
                 "examples_per_second": self.config.batch_size / values["step_seconds"],
-                "learning_rate": float(self._rate(step - 1)),
+                "learning_rate": float(self.experiment.learning_rate(step - 1)),
                 "epoch": step / self.experiment.steps_per_epoch,
             }
             self.records.write(step, "train", values)
@@ -129,8 +159,10 @@ class Loop:
 
     def _save(self, state: TrainState, step: int, evaluation: dict[str, float] | None) -> None:
         self._log(self._pace.drain())
+        self.recovery.drain()
         with self._pace.paused():
-            extra = {"config": self.settings, "next_step": step}
+            met = self.recovery.counts._asdict()
+            extra = {"config": self.settings, "inputs": self.inputs.as_json(), "next_step": step, "guard": met}
             whole = self.experiment.layout.whole(state)
             self.checkpoints.save(step, whole, extra=extra, metrics=evaluation)
 

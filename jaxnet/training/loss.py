@@ -8,25 +8,48 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnet.models import Model
+from jaxnet.models import Heads, Model
+from jaxnet.training.mixing import Mixed, neighbours
 
 PyTree = Any
 Batch = dict[str, jax.Array]
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
+Mix = Callable[[jax.Array, jax.Array], Mixed]
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """Mean and standard deviation of the pixels, scaled to [0, 1]; one number, or one a channel."""
+    """How images become what a model takes.
+
+    Attributes:
+        mean: of the pixels, scaled to [0, 1]; one number, or one a channel.
+        std: their standard deviation, likewise.
+        size: height and width to which images are resized first; None: as they are.
+    """
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.25,)
+    size: int | None = None
+
+    def shape(self, image_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the images that a model takes, for images of this shape, [..., height, width, channels].
+
+        >>> Pixels(size=64).shape((28, 28, 1))
+        (64, 64, 1)
+        """
+        return image_shape if self.size is None else (*image_shape[:-3], self.size, self.size, image_shape[-1])
 
     def normalize(self, images: jax.Array) -> jax.Array:
-        """uint8 images as float32 of about zero mean and unit variance; on the device, so that bytes travel there."""
+        """uint8 images as float32 of about zero mean and unit variance; on the device, so that bytes travel there.
+
+        Resizing is bilinear, and to a smaller size averages over what it leaves out.
+        """
+        values = images.astype(jnp.float32) / 255.0
+        if (wanted := self.shape(images.shape)) != images.shape:
+            values = jax.image.resize(values, wanted, "bilinear")
         mean, std = jnp.array(self.mean, jnp.float32), jnp.array(self.std, jnp.float32)
         shape = (1,) * (images.ndim - 1) + (-1,)
-        return (images.astype(jnp.float32) / 255.0 - mean.reshape(shape)) / std.reshape(shape)
+        return (values - mean.reshape(shape)) / std.reshape(shape)
 
 
 class Result(NamedTuple):
@@ -39,34 +62,55 @@ class Result(NamedTuple):
 class LossFn(Protocol):
     """`loss(params, stats, batch, keys) -> (loss, Result)`: a mean over the examples of `batch`.
 
-    `keys` holds one random key an example. Examples must not be mixed but by BatchNorm, so that the mean over
-    devices of their losses is the loss of the global batch.
+    `keys` holds one random key an example. Examples must not be mixed but by BatchNorm, or within the pairs of
+    `Mixing`, so that the mean over devices of their losses is the loss of the global batch.
     """
 
     def __call__(self, params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array, /) -> tuple[jax.Array, Result]: ...
 
 
 def classification_loss(
-    model: Model, pixels: Pixels, *, label_smoothing: float = 0.0, augment: Augment | None = None
+    model: Model,
+    pixels: Pixels,
+    *,
+    label_smoothing: float = 0.0,
+    augment: Augment | None = None,
+    mix: Mix | None = None,
 ) -> LossFn:
     """Softmax cross-entropy of a classifier.
 
     Args:
-        model: gives logits.
+        model: gives logits, or `Heads`: the loss of each auxiliary head is added, times its weight.
         pixels: how images are normalized.
         label_smoothing: `a`: the target is `1 - a` on the label and `a` spread evenly over all classes.
         augment: changes images [batch, ...] by keys [batch], before normalization.
+        mix: mixes neighbours by keys [batch], after it; targets are mixed likewise, before they are smoothed, and
+            accuracy is that of the label with the larger share.
     """
 
     def loss_fn(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, Result]:
-        images = batch["image"] if augment is None else augment(keys, batch["image"])
-        logits, stats = model.apply(params, stats, pixels.normalize(images), train=True, keys=keys)
-        target = optax.smooth_labels(jax.nn.one_hot(batch["label"], logits.shape[-1]), label_smoothing)
+        images, labels = batch["image"], batch["label"]
+        images = pixels.normalize(images if augment is None else augment(keys, images))
+        images, share = (images, None) if mix is None else mix(keys, images)
+        outputs, stats = model.apply(params, stats, images, train=True, keys=keys)
+        logits, auxiliary = outputs if isinstance(outputs, Heads) else Heads(outputs)
+        target = jax.nn.one_hot(labels, logits.shape[-1])
+        if share is not None:
+            target = _mixture(target, share)
+            labels = jnp.where(share < 0.5, neighbours(labels), labels)
+        target = optax.smooth_labels(target, label_smoothing)
         loss = optax.softmax_cross_entropy(logits, target).mean()
-        metrics = {"loss": loss, "accuracy": correct(logits, batch["label"]).mean()}
+        for weight, others in auxiliary:
+            loss += weight * optax.softmax_cross_entropy(others, target).mean()
+        metrics = {"loss": loss, "accuracy": correct(logits, labels).mean()}
         return loss, Result(stats, metrics)
 
     return loss_fn
+
+
+def _mixture(target: jax.Array, share: jax.Array) -> jax.Array:
+    """Each example's target [batch, classes] with the rest of its share its neighbour's."""
+    return share[:, None] * target + (1 - share)[:, None] * neighbours(target)
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -44,6 +44,8 @@ def layer_rates(coefficient: float, weight_decay: float, parts: Parts | None = N
     Weights w with the gradient g get `r (g + weight_decay w)`, `r = coefficient |w| / (|g| + weight_decay |w|)`, or
     1 where that is 0 or undefined. Biases and BatchNorm's scales keep g, without decay, as is usual. In parts: two
     floats a layer travel, in one message.
+
+    With the coefficient 1 and no decay it is LAMB's, of updates that Adam has made and decay has been added to.
     """
 
     def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:

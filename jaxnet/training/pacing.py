@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxnet.training.finite import SKIPPED
+
 # Steps that may be dispatched and unfinished: enough that the device never waits for the host, few enough
 # that a stop signal is obeyed soon and batches do not pile up.
-_IN_FLIGHT = 2
+IN_FLIGHT = 2
 
 
 class Line(NamedTuple):
-    """Means over the steps since the line before, up to and including `step`."""
+    """Means over the steps since the line before, up to and including `step`, but for those skipped: their number."""
 
     step: int
     values: dict[str, float]
@@ -43,7 +45,7 @@ class Pace:
         """Step number `step` (from 1) was dispatched; the devices waited `waited` seconds for its batch."""
         self._waited += waited
         self._pending.append((step, metrics))
-        while len(self._pending) > _IN_FLIGHT:
+        while len(self._pending) > IN_FLIGHT:
             yield from self._finish()
 
     def is_idle(self) -> bool:
@@ -77,8 +79,7 @@ class Pace:
         seconds = now - self._started
         self.seconds += seconds
         self.waited += self._waited
-        done = jax.device_get(self._done)
-        values = {name: sum(float(metrics[name]) for metrics in done) / steps for name in done[0]}
+        values = _means(jax.device_get(self._done))
         values |= {"step_seconds": seconds / steps, "data_wait_seconds": self._waited / steps}
         self._begin_window(now)
         return Line(self._step, values)
@@ -86,3 +87,12 @@ class Pace:
     def _begin_window(self, now: float) -> None:
         self._done: list[dict[str, jax.Array]] = []
         self._waited, self._started = 0.0, now
+
+
+def _means(done: list[dict[str, Any]]) -> dict[str, float]:
+    """Over the steps that were not skipped, if there is one."""
+    kept = [metrics for metrics in done if not metrics.get(SKIPPED)] or done
+    values = {name: sum(float(metrics[name]) for metrics in kept) / len(kept) for name in kept[0]}
+    if SKIPPED in values:
+        values[SKIPPED] = sum(float(metrics[SKIPPED]) for metrics in done)
+    return values

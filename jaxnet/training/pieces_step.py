@@ -1,9 +1,11 @@
 """The training step as several programs: those that compute, a sum for each message, and one that updates."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
@@ -20,8 +22,10 @@ from jaxnet.comm.pieces.launch import (
 )
 from jaxnet.comm.pieces.messages import Messages, messages_of
 from jaxnet.training.device_step import Metrics, one_message, update_state
+from jaxnet.training.finite import SKIPPED, Skip
 from jaxnet.training.gradients import example_keys, loss_gradient
 from jaxnet.training.loss import Batch, LossFn, PyTree, Result
+from jaxnet.training.loss_scale import before_sum, divisor, scaled
 from jaxnet.training.state import TrainState
 
 
@@ -38,11 +42,20 @@ class CompiledPieces:
         own = here(state._replace(comm=()))
         sums, states = self._launch((own, here(batch)), [*self._others, *state.comm])
         new, metrics = everywhere(self._update(own, sums), self._mesh)
-        return new._replace(comm=tuple(states[len(self._others) :])), metrics
+        comm = tuple(states[len(self._others) :])
+        if SKIPPED in metrics and jax.tree.leaves(comm):
+            comm = _unless(metrics[SKIPPED], comm, state.comm)
+        return new._replace(comm=comm), metrics
 
     def as_text(self) -> str:
         """All programs, in the order in which they are launched."""
         return "\n".join((self._launch.as_text(), self._update.as_text() or ""))
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def _unless(skipped: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """The reducers' new states, or those from before a step that was skipped: a program of its own."""
+    return jax.tree.map(lambda n, o: jnp.where(skipped > 0, o, n), new, old)
 
 
 class LoweredPieces(NamedTuple):
@@ -79,6 +92,7 @@ class PiecesStep:
         order: Sequence[int] | None,
         microbatches: int = 1,
         average_decay: float | None = None,
+        skip: Skip | None = None,
     ) -> None:
         self._reducer = message_reducer(strategy)
         self._at_once = strategy.schedule == "after"
@@ -88,6 +102,7 @@ class PiecesStep:
         self._order = order
         self._microbatches = microbatches
         self._average_decay = average_decay
+        self._skip = skip
         self._compiled: CompiledPieces | None = None
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -100,34 +115,40 @@ class PiecesStep:
         devices = mesh_size(self._mesh)
         share = lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // devices, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
         shapes = (state._replace(comm=()), jax.tree.map(share, batch))
+        remembered = jax.tree.leaves(state.comm)
         gradients = messages_of(self._reducer, state.params, self._mesh.shape, self._order)
         _, result = jax.eval_shape(self._gradients, *shapes)
         others = messages_of(one_message(), result, self._mesh.shape)
 
         def messages(state: TrainState, batch: Batch) -> list[jax.Array]:
             grads, result = self._gradients(state, batch)
-            return [*others.pack(result), *gradients.pack(grads)]
+            return [*others.pack(result), *gradients.pack(before_sum(grads, state.scale, remembered))]
 
         summed = [Summed(others.reducer, spec, "metrics") for spec in others.specs]
         summed += [Summed(gradients.reducer, spec) for spec in gradients.specs]
-        launch = lower_launch(messages, shapes, summed, self._mesh, at_once=self._at_once)
-        update = lambda state, sums: self._update(state, sums, others, gradients)  # noqa: E731
+        keep = self._skip is not None and bool(remembered)
+        launch = lower_launch(messages, shapes, summed, self._mesh, at_once=self._at_once, keep=keep)
+        update = lambda state, sums: self._update(state, sums, others, gradients, remembered)  # noqa: E731
         specs = [one.spec for one in summed]
         last = lower_here(UPDATE, update, (shapes[0], specs), self._mesh, donate=(0,))
         return LoweredPieces(launch, last, len(others.specs))
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[PyTree, Result]:
         keys = example_keys(state.key, state.step, batch["id"])
-        return loss_gradient(self._loss_fn, state.params, state.stats, batch, keys, self._microbatches)
+        loss = scaled(self._loss_fn, state.scale)
+        return loss_gradient(loss, state.params, state.stats, batch, keys, self._microbatches)
 
     def _update(
-        self, state: TrainState, sums: Sequence[jax.Array], others: Messages, gradients: Messages
+        self, state: TrainState, sums: Sequence[jax.Array], others: Messages, gradients: Messages, comm: PyTree
     ) -> tuple[TrainState, Metrics]:
-        means = [total / mesh_size(self._mesh) for total in sums]
-        count = len(others.specs)
-        result, grads = others.unpack(means[:count]), gradients.unpack(means[count:])
-        new = update_state(state, grads, result.stats, self._optimizer, self._average_decay)
-        return new, result.metrics
+        devices, count = mesh_size(self._mesh), len(others.specs)
+        by = divisor(devices, state.scale, comm)
+        result = others.unpack([total / devices for total in sums[:count]])
+        grads = gradients.unpack([total / by for total in sums[count:]])
+        update = functools.partial(update_state, state, grads, result.stats, self._optimizer, self._average_decay)
+        if self._skip is None:
+            return update(), result.metrics
+        return self._skip(update, state, (), grads, result.metrics)
 
 
 def message_reducer(strategy: Strategy) -> Reducer:

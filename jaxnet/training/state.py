@@ -1,5 +1,7 @@
 """Everything that one step hands to the next."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +11,8 @@ from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, one_per_device, replicated
 from jaxnet.models import Model
+from jaxnet.training.initial import with_values
+from jaxnet.training.loss_scale import LossScale, first_scale
 
 PyTree = Any
 
@@ -28,6 +32,7 @@ class TrainState(NamedTuple):
         comm: the reducer's state, one per device.
         average: exponential moving average of the parameters, or None.
         key: key data of the run's random numbers, uint32 [2].
+        scale: of the loss, where the model computes in float16; else None.
     """
 
     step: jax.Array
@@ -37,6 +42,7 @@ class TrainState(NamedTuple):
     comm: PyTree
     average: PyTree | None
     key: jax.Array
+    scale: LossScale | None = None
 
 
 def first_state(
@@ -46,15 +52,17 @@ def first_state(
     mesh: Mesh,
     image_shape: tuple[int, ...],
     seed: int,
+    initial: Mapping[str, jax.Array] = MappingProxyType({}),
     *,
     averaged: bool = False,
+    scaled: bool = False,
 ) -> TrainState:
-    """The whole state before the first step: a function of `seed`, the same on any mesh.
+    """The whole state before the first step: a function of `seed`, and of values by name, the same on any mesh.
 
     To be traced: `Layout.make` makes it on the mesh, and under `jax.eval_shape` it gives shapes alone.
     """
     key = jax.random.key(seed)
-    variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
+    variables = with_values(model.init(key, jnp.zeros((1, *image_shape), jnp.float32)), initial)
     comm_state = () if reducer is None else reducer.init(variables.params, mesh.shape)
     dims = tuple(mesh.shape.values())
     return TrainState(
@@ -66,6 +74,7 @@ def first_state(
         # A copy, because every leaf of the state is donated and must be a buffer of its own.
         average=jax.tree.map(jnp.copy, variables.params) if averaged else None,
         key=jax.random.key_data(key),
+        scale=first_scale() if scaled else None,
     )
 
 

@@ -27,6 +27,7 @@ from jaxnet.comm import (
     split_by_example,
 )
 from jaxnet.training.device_step import Metrics, StepFn, device_step, global_step, mean_plan, one_message
+from jaxnet.training.finite import Skip
 from jaxnet.training.layout import OWN, Layout
 from jaxnet.training.local_step import local_step
 from jaxnet.training.loss import Batch, LossFn, PyTree
@@ -50,6 +51,7 @@ class StepOptions:
         order: leaves in the order in which backward produces them (`backward_order`); None: the tree's.
         all_reduce: sums metrics and running averages; of the same transport as the strategy.
         ranks: processes that MPI joins, each with a mesh of its own.
+        skip: leave the state as it was where the loss or the gradient is not finite; see `Skip`.
     """
 
     mode: Mode = "shard_map"
@@ -58,6 +60,7 @@ class StepOptions:
     order: Sequence[int] | None = None
     all_reduce: AllReduce = all_reduce
     ranks: int = 1
+    skip: bool = True
 
 
 def make_train_step(
@@ -106,17 +109,22 @@ def make_train_step(
             "gradients and the strategy is 'xla'; in the other modes the strategy is one of ours"
         )
     if reducer is None:
-        step = global_step(loss_fn, optimizer, mesh_size(mesh), options.microbatches, options.average_decay)
+        step = global_step(
+            *(loss_fn, optimizer, mesh_size(mesh), options.microbatches, options.average_decay),
+            skip=Skip() if options.skip else None,
+        )
         return _jit(step, mesh)
     if options.mode == "pieces":
         return PiecesStep(
-            *(loss_fn, optimizer, strategy, mesh, options.order, options.microbatches, options.average_decay)
+            *(loss_fn, optimizer, strategy, mesh, options.order, options.microbatches, options.average_decay),
+            skip=Skip() if options.skip else None,
         )
     axes = (DEVICE,) if options.mode == "pmap" else AXES
     devices = mesh_size(mesh) * options.ranks
     step = device_step(
         *(loss_fn, optimizer, reducer.reduce, devices, axes, options.microbatches, options.average_decay),
         together=one_message(options.all_reduce),
+        skip=Skip() if options.skip else None,
     )
     everywhere = _state_like(PartitionSpec(), PartitionSpec(HOST, DEVICE))
     return _pmap(step, mesh) if options.mode == "pmap" else _shard_map(step, mesh, everywhere)
@@ -138,6 +146,7 @@ def _deferred(
         *(loss_fn, optimizer, lambda grads, state: (shards.scatter(grads), state), mesh_size(mesh), AXES),
         *(options.microbatches, options.average_decay),
         gather=lambda parts: shards.gather(parts, shapes),
+        skip=Skip(AXES) if options.skip else None,
     )
     return _shard_map(step, mesh, layout.specs)
 
@@ -157,7 +166,8 @@ def _local(
             "layout"
         )
     step = local_step(
-        *(loss_fn, optimizer, averaging, reducer, mesh_size(mesh)), options.microbatches, options.average_decay
+        *(loss_fn, optimizer, averaging, reducer, mesh_size(mesh), options.microbatches, options.average_decay),
+        skip=Skip() if options.skip else None,
     )
     return _shard_map(step, mesh, layout.specs)
 
@@ -195,7 +205,7 @@ def planned_collectives(
 
 def _state_like(other: Any, comm: Any) -> TrainState:
     """One value for every field of the state but `comm`: the reducer's state alone differs between devices."""
-    return TrainState(other, other, other, other, comm, other, other)
+    return TrainState(other, other, other, other, comm, other, other, other)
 
 
 def _shard_map(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrapped:

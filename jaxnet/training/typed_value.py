@@ -14,7 +14,8 @@ _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 def parse_value(text: str, kind: Any, key: str) -> Any:
     """`text` as a value of type `kind`.
 
-    Knows bool, int, float, str, None, Literal, tuples of those (`8,16,32`) and unions.
+    Knows bool, int, float, str, None, Literal, tuples of those (`8,16,32`), tuples of such tuples (`head:10,body:0`)
+    and unions.
 
     Raises:
         InputError: naming the key, what was got and what was wanted.
@@ -23,6 +24,8 @@ def parse_value(text: str, kind: Any, key: str) -> Any:
     (0.001, None)
     >>> parse_value("8,16", tuple[int, ...], "widths")
     (8, 16)
+    >>> parse_value("0:128,6:160", tuple[tuple[float, int], ...], "resolutions")
+    ((0.0, 128), (6.0, 160))
     """
     try:
         return _parse(text, kind)
@@ -40,6 +43,7 @@ def _parse(text: str, kind: Any) -> Any:
         return _parse_choice(text, typing.get_args(kind))
     if origin is tuple:
         parts = [part.strip() for part in text.strip("()[]").split(",") if part.strip()]
+        parts = [part.replace(":", ",") for part in parts] if _nests(kind) else parts
         return tuple(_parse(part, item) for part, item in zip(parts, _items(kind, len(parts)), strict=True))
     if kind is type(None):
         return _parse_none(text)
@@ -50,6 +54,11 @@ def _parse(text: str, kind: Any) -> Any:
     if kind in (int, str):
         return kind(text)
     raise TypeError(kind)
+
+
+def _nests(kind: Any) -> bool:
+    """Whether a tuple's items are tuples."""
+    return any(typing.get_origin(item) is tuple for item in typing.get_args(kind))
 
 
 def _items(kind: Any, length: int) -> tuple[Any, ...]:
@@ -129,6 +138,8 @@ def describe(kind: Any) -> str:
         return " or ".join(describe(part) for part in parts)
     if origin is Literal:
         return "one of " + ", ".join(str(choice) for choice in parts)
+    if origin is tuple and _nests(kind):
+        return f"a comma-separated tuple, each {':'.join(map(describe, typing.get_args(parts[0])))}"
     if origin is tuple and parts[1:] == (...,):
         return f"a comma-separated tuple, each {describe(parts[0])}"
     if origin is tuple:

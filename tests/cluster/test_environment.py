@@ -16,6 +16,16 @@ SLURM = {
     "SLURM_LOCALID": "0",
 }
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+SKYPILOT = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6\n", "SKYPILOT_NUM_NODES": "2"}
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}
 
 
@@ -145,3 +155,65 @@ def test_what_only_jax_can_complete(environ, method):
     if method != "single":
         assert place.process_index is None
         assert place.coordinator is None
+
+
+def test_torchrun():
+    place = find_place(TORCHRUN)
+    assert (place.detected_by, place.process_index, place.process_count) == ("torchrun", 5, 8)
+    assert place.coordinator == Address("node1", 29500)
+    assert place.local_device == 1
+
+
+def test_torchrun_itself_listens_at_its_port():
+    assert find_place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).coordinator == Address("node1", 29501)
+    environ = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "JAX_COORDINATOR_PORT": "77"}
+    assert find_place(environ).coordinator == Address("node1", 77)
+
+
+@pytest.mark.parametrize("alone", [{"LOCAL_WORLD_SIZE": "1"}, {"LOCAL_WORLD_SIZE": ""}])
+def test_the_only_process_of_a_host_takes_all_its_devices(alone):
+    assert find_place({name: value for name, value in {**TORCHRUN, **alone}.items() if value}).local_device is None
+
+
+def test_torchrun_comes_before_what_started_it_on_each_host():
+    assert detect({**TORCHRUN, **SLURM, **OPEN_MPI, **SKYPILOT}) == "torchrun"
+    assert detect({**TORCHRUN, **CONTRACT}) == "variables"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{**TORCHRUN, "WORLD_SIZE": "1"}, {"MASTER_ADDR": "node1", "MASTER_PORT": "1"}, {"WORLD_SIZE": "8"}, {"RANK": "0"}],
+)
+def test_what_torchrun_leaves_single(environ):
+    assert detect(environ) == "single"
+
+
+def test_skypilot():
+    place = find_place(SKYPILOT)
+    assert (place.detected_by, place.process_index, place.process_count) == ("skypilot", 1, 2)
+    assert place.coordinator == Address("10.0.0.5", 12321)
+    assert find_place({**SKYPILOT, "JAX_COORDINATOR_PORT": "77"}).coordinator == Address("10.0.0.5", 77)
+    assert detect({**SKYPILOT, "SKYPILOT_NUM_NODES": "1"}) == "single"
+    assert detect({**SKYPILOT, **SLURM}) == "slurm"
+
+
+@pytest.mark.parametrize(
+    ("environ", "changes", "message"),
+    [
+        (TORCHRUN, {"MASTER_ADDR": ""}, "MASTER_ADDR missing beside RANK, WORLD_SIZE, MASTER_PORT: set them too, or"),
+        (TORCHRUN, {"RANK": "8"}, "RANK is 8, but with WORLD_SIZE=8 it must be from 0 to 7"),
+        (TORCHRUN, {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'; it must be a whole number"),
+        (TORCHRUN, {"MASTER_PORT": "0"}, "its port '0' must be a number from 1 to 65535"),
+        (TORCHRUN, {"LOCAL_RANK": ""}, "LOCAL_RANK is ''; it must be a whole number"),
+        (TORCHRUN, {"MASTER_ADDR": "localhost"}, "a loopback address, but GROUP_WORLD_SIZE=2"),
+        (TORCHRUN, {"JAX_COORDINATOR_PORT": "x"}, "its port 'x' must be a number"),
+        (SKYPILOT, {"SKYPILOT_NODE_IPS": "10.0.0.5"}, "has 1 addresses, but SKYPILOT_NUM_NODES is 2"),
+        (SKYPILOT, {"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is 2, but with SKYPILOT_NUM_NODES=2"),
+        (SKYPILOT, {"SKYPILOT_NODE_RANK": ""}, "SKYPILOT_NODE_RANK missing beside"),
+        (SKYPILOT, {"SKYPILOT_NODE_IPS": "127.0.0.1 10.0.0.6"}, "a loopback address, but SKYPILOT_NUM_NODES=2"),
+    ],
+)
+def test_what_is_wrong_with_other_launchers_variables(environ, changes, message):
+    with pytest.raises(InputError) as caught:
+        find_place({**environ, **changes})
+    assert message in str(caught.value)

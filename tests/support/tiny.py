@@ -40,7 +40,7 @@ def cnn(**fields):
 
 
 def resnet(**fields):
-    return from_linen(ResNet(CLASSES, **{"blocks": 1, "widths": (4, 8), **fields}))
+    return from_linen(ResNet(CLASSES, **{"depths": (1, 1), "block": "basic", "stem": "small", "channels": 8, **fields}))
 
 
 def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optimizer=None, **options):

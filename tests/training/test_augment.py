@@ -55,3 +55,37 @@ def test_erase_zeroes_one_square_of_the_given_side():
         assert np.ptp(rows) <= 2
         assert np.ptp(cols) <= 2
         np.testing.assert_array_equal(out[(out != 0).all(-1)], IMAGES[0][(out != 0).all(-1)])
+
+
+def grey(image):
+    return (image @ np.array([0.299, 0.587, 0.114]))[..., None]
+
+
+RGB = np.random.RandomState(0).randint(60, 120, (6, 5, 3)).astype(np.uint8)  # far from what is cut off
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("brightness", lambda image: np.zeros((1, 1, 1))),
+        ("contrast", lambda image: grey(image).mean().reshape(1, 1, 1)),
+        ("saturation", grey),
+    ],
+)
+def test_colour_blends_with_another_image_by_a_uniform_factor(name, other):
+    image, blend = RGB.astype(np.float64), other(RGB.astype(np.float64))
+    out = many(Augmentation(**{name: 0.5}), RGB, 32).astype(np.float64)
+    factors = ((out - blend) * (image - blend)).sum((1, 2, 3)) / np.square(image - blend).sum()
+    assert 0.49 < factors.min() < 0.7
+    assert 1.3 < factors.max() < 1.51
+    wanted = factors[:, None, None, None] * image + (1 - factors)[:, None, None, None] * blend
+    np.testing.assert_allclose(out, wanted, atol=0.75)  # bytes are rounded
+
+
+def test_grey_images_have_no_saturation_and_bytes_stay_bytes():
+    image = RGB[..., :1]
+    out = many(Augmentation(saturation=1.0), image, 8)
+    np.testing.assert_array_equal(out, np.broadcast_to(image, out.shape))
+    bright = many(Augmentation(brightness=1.0), np.full((2, 2, 3), 250, np.uint8), 32)
+    assert bright.dtype == np.uint8
+    assert bright.max() == 255

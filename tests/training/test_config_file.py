@@ -38,7 +38,7 @@ WORDS = st.sampled_from(
 
 CONFIGS = [
     Config(model=CNN(10), data=Digits(), epochs=1, batch_size=8),
-    Config(model=ResNet(10, blocks=1), data=Synthetic((8, 8, 1)), epochs=0.5, batch_size=8, average_decay=0.9, hosts=2),
+    Config(model=ResNet(10, (1, 1)), data=Synthetic((8, 8, 1)), epochs=0.5, batch_size=8, average_decay=0.9, hosts=2),
     Config(model=CNN(10, dtype="bfloat16"), data=FashionMNIST(idx_dir="/data"), epochs=2, batch_size=8),
 ]
 

@@ -41,7 +41,7 @@ class Launch:
     """`launch(arguments, states) -> (sums, states)`: the messages of a function, summed over the mesh.
 
     Arguments and sums lie on the one device of this process, states of the reducers, one a message, on the mesh:
-    [hosts, devices, ...]; they are donated. All processes must call it alike.
+    [hosts, devices, ...]; they are donated, unless lowered to `keep` them. All processes must call it alike.
 
     An error in either thread is raised by the call; what was not launched by then is not launched any more.
     """
@@ -119,6 +119,7 @@ def lower_launch(
     mesh: Mesh,
     *,
     at_once: bool = False,
+    keep: bool = False,
 ) -> LoweredLaunch:
     """The programs of a `Launch`.
 
@@ -128,10 +129,11 @@ def lower_launch(
         summed: the messages, in the order in which they travel.
         mesh: axes ('host', 'device'), one device of each process.
         at_once: no message travels before all have been computed.
+        keep: the reducers' states stay as they are, beside the new ones.
     """
     places = range(len(summed))
     pieces = cut(function, shapes, [places] if at_once else [[place] for place in places])
-    alike = {one: _lower_sum(one, mesh) for one in summed}
+    alike = {one: _lower_sum(one, mesh, keep) for one in summed}
     programs = [
         (piece, lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], mesh))
         for piece in pieces.programs
@@ -174,7 +176,7 @@ def everywhere(tree: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree.map(lambda leaf: jax.make_array_from_single_device_arrays(leaf.shape, sharding, [leaf]), tree)
 
 
-def _lower_sum(summed: Summed, mesh: Mesh) -> jax.stages.Lowered:
+def _lower_sum(summed: Summed, mesh: Mesh, keep: bool) -> jax.stages.Lowered:
     own = PartitionSpec(HOST, DEVICE)
 
     def on_device(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
@@ -191,7 +193,8 @@ def _lower_sum(summed: Summed, mesh: Mesh) -> jax.stages.Lowered:
     message = jax.ShapeDtypeStruct(shape, summed.spec.dtype, sharding=split_by_example(mesh))
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(PartitionSpec(AXES), own), out_specs=(PartitionSpec(), own))
     options = compiler_options(mesh.devices.flat[0].platform)
-    return jax.jit(_named(SUM, mapped), donate_argnums=1, compiler_options=options).lower(message, states)
+    donated = () if keep else (1,)
+    return jax.jit(_named(SUM, mapped), donate_argnums=donated, compiler_options=options).lower(message, states)
 
 
 def _text(pieces: Sequence[tuple[Program, HasText]], sums: Sequence[HasText]) -> str:

@@ -1,0 +1,85 @@
+"""`jaxnet data`: data sets made ready for training, and read back."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from jaxnet.cli.parser import Parser, given_path, positive
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+_DESCRIPTION = "Make data sets ready for training, and read them back."
+
+_PREPARE = """\
+Write a data set in TFDS's form (ArrayRecord), without TensorFlow and without a network. imagenet2012 is made from
+ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, which image-net.org gives to those who register there; nothing
+is unpacked. Ended before it is done, even by force, it goes on where it was when it is started again. Started
+several times at once, on any hosts that share the directories, the processes share the work."""
+
+_VERIFY = """\
+Read and decode every image of a data set that TFDS has prepared. Exit status 1 if any is damaged."""
+
+_EXAMPLES = """\
+examples:
+  jaxnet data prepare imagenet2012 --manual-dir ~/downloads --data-dir /data/tfds
+  jaxnet data verify imagenet2012 --data-dir /data/tfds
+"""
+
+
+def add_parser(commands: "Commands") -> None:
+    """Add `data` to the commands of `jaxnet`."""
+    data = commands.add_parser("data", help="prepare and verify data sets", description=_DESCRIPTION, epilog=_EXAMPLES)
+    kinds = data.add_commands("KIND")
+    prepare = kinds.add_parser("prepare", help="write a data set", description=_PREPARE, epilog=_EXAMPLES)
+    prepare.add_argument("name", choices=["imagenet2012"], metavar="NAME", help="imagenet2012")
+    prepare.add_argument("--manual-dir", type=given_path, required=True, metavar="DIR", help="holds the archives")
+    prepare.add_argument(
+        "--allow-partial", action="store_true", help="take archives with fewer images, and leave out damaged ones"
+    )
+    prepare.set_defaults(run=run_prepare)
+    verify = kinds.add_parser("verify", help="read a data set back", description=_VERIFY, epilog=_EXAMPLES)
+    verify.add_argument("name", metavar="NAME", help="as TFDS writes it, such as imagenet2012 or cifar10")
+    verify.add_argument("--json", action="store_true", help="print JSON")
+    verify.set_defaults(run=run_verify)
+    for parser in (prepare, verify):
+        parser.add_argument("--data-dir", metavar="DIR", help="default $TFDS_DATA_DIR, or ~/tensorflow_datasets")
+        parser.add_argument("--threads", type=positive, metavar="N", help="that decode; default one for each core")
+
+
+def run_prepare(args: argparse.Namespace) -> int:
+    """Run `jaxnet data prepare`."""
+    from jaxnet.cli.watching import Watching
+    from jaxnet.data.prepare import prepare_imagenet
+
+    options = {"allow_partial": args.allow_partial, "threads": args.threads}
+    with Watching() as watch:
+        done = prepare_imagenet(args.manual_dir.expanduser(), args.data_dir, watch=watch, **options)
+    for word, images in (("damaged and left out", done.damaged), ("converted to RGB JPEG", done.converted)):
+        _list(f"{len(images):,} {word}", images)
+    counts = ", ".join(f"{split} {count:,}" for split, count in done.examples.items())
+    print(f"{args.name} is in {done.directory}: {counts}")
+    return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Run `jaxnet data verify`."""
+    from jaxnet.cli.watching import Watching
+    from jaxnet.data.prepare import verify
+
+    with Watching(silent=args.json) as watch:
+        found = verify(args.name, args.data_dir, threads=args.threads, watch=watch)
+    if args.json:
+        print(json.dumps(found._asdict() | {"directory": str(found.directory)}, indent=2))
+    else:
+        counts = ", ".join(f"{split} {count:,}" for split, count in found.examples.items())
+        _list(f"{len(found.damaged):,} records are damaged", found.damaged)
+        print(f"{args.name} in {found.directory}: {counts}; {len(found.damaged):,} damaged")
+    return int(bool(found.damaged))
+
+
+def _list(title: str, images: dict[str, str]) -> None:
+    if images:
+        print(f"{title}:")
+    for name, what in images.items():
+        print(f"  {name}: {what}")

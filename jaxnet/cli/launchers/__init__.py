@@ -1,0 +1,1 @@
+"""The kinds of `jaxnet launch`: each is a module with `add_kind`."""

@@ -1,0 +1,96 @@
+"""`jaxnet predict`: what a trained network says of image files."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from jaxnet.cli.parser import Parser, given_path, positive
+from jaxnet.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxnet.inference import Predictor
+
+    Commands = argparse._SubParsersAction[Parser]
+
+_DESCRIPTION = """\
+Classify JPEG and PNG files with what was trained: a workdir (its newest good checkpoint), one checkpoint, a file of
+`jaxnet import`, or one of `jaxnet export`. Images are prepared as the run prepared its test images. A file that cannot
+be read is named, the others are classified, and the exit status is 1."""
+
+_EXAMPLES = """\
+examples:
+  jaxnet predict runs/digits photos/ scan.png
+  jaxnet predict runs/digits --best --json --top-k 3 photos/
+  find . -name '*.jpg' | jaxnet predict runs/imagenet --labels names.txt -
+  jaxnet predict alexnet.safetensors cat.jpg
+"""
+
+_DAMAGED_STATUS = 1
+
+
+def add_parser(commands: "Commands") -> None:
+    """Add `predict` to the commands of `jaxnet`."""
+    parser = commands.add_parser(
+        "predict", help="classify images with what was trained", description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, a directory, or - for paths from stdin")
+    add_choice(parser)
+    parser.add_argument("--top-k", type=positive, default=5, metavar="K", help="classes an image; default 5")
+    parser.add_argument("--labels", type=given_path, metavar="FILE", help="names of the classes, one a line")
+    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images at once; default 32")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.set_defaults(run=run)
+
+
+def add_choice(parser: Parser) -> None:
+    """Add what says which checkpoint, and how it is loaded."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=positive, metavar="N", help="the checkpoint of that step; default: the newest")
+    which.add_argument("--best", action="store_true", help="the most accurate checkpoint")
+    parser.add_argument("--model", metavar="NAME", help="of a .safetensors file, where it does not say it")
+    parser.add_argument("--config", type=given_path, metavar="FILE", help="for models of your own; FILE is run")
+    parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16, instead of what was trained")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, classify, print."""
+    from jaxnet.data.photos.decoding import quiet_pillow
+    from jaxnet.inference import load
+    from jaxnet.inference.answers import read_labels
+    from jaxnet.training.progress import show_warnings
+
+    show_warnings()
+    quiet_pillow()
+    choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype")}
+    predictor = load(args.trained, **choice, batch=args.batch)
+    if args.labels:
+        names = read_labels(args.labels, predictor.inputs.num_classes)
+        predictor.inputs = dataclasses.replace(predictor.inputs, class_names=names)
+    try:
+        return _print(predictor, args)
+    except BrokenPipeError:  # as `| head` does; what Python would still write at its end goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _DAMAGED_STATUS
+
+
+def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
+    from jaxnet.inference.answers import as_json, as_text
+    from jaxnet.inference.files import image_files
+
+    count = damaged = 0
+    lines = map(os.fsdecode, sys.stdin.buffer) if "-" in args.images else ()  # names of files are bytes
+    for prediction in predictor.files(image_files(args.images, lines)):
+        count += 1
+        damaged += prediction.probabilities is None
+        if args.json:
+            print(as_json(prediction, predictor.inputs, args.top_k), flush=True)
+        elif prediction.probabilities is None:
+            print(f"error: {as_text(prediction, predictor.inputs, args.top_k)}", file=sys.stderr, flush=True)
+        else:
+            print(as_text(prediction, predictor.inputs, args.top_k), flush=True)
+    if not count:
+        raise InputError(f"there is no JPEG or PNG file in {', '.join(args.images)}")
+    return _DAMAGED_STATUS if damaged else 0

@@ -1,0 +1,92 @@
+"""What every launcher is given: a command, where it runs, and the variables that travel with it."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
+from jaxnet.errors import InputError
+
+PORT = 12321
+"""Where process 0 waits for the others, on a host that is the job's own, unless another is given."""
+
+PASSED = (
+    "JAXNET_NETWORK_INTERFACE",
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_PLATFORMS",
+    "LIBTPU_INIT_ARGS",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "XLA_FLAGS",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+)
+"""The variables that travel unasked to hosts that share this one's files. All others have to be named."""
+
+_SET_BY_LAUNCHERS = (COORDINATOR, COUNT, INDEX, BIND)
+
+
+def whole_command(command: Sequence[str], python: str) -> list[str]:
+    """What to execute on the hosts: a Python file runs with their interpreter `python`.
+
+    >>> whole_command(["train.py", "seed=1"], "/usr/bin/python3")
+    ['/usr/bin/python3', 'train.py', 'seed=1']
+    """
+    if not command:
+        raise InputError("no command to launch; give it after --, as in -- train.py --config configs/digits.py")
+    return [python, *command] if command[0].endswith(".py") else list(command)
+
+
+def passed_environment(
+    environ: Mapping[str, str], asked: Sequence[str], unasked: Sequence[str] = (), devices: int | None = None
+) -> dict[str, str]:
+    """The variables of the job, sorted: those of `unasked` that are set, and what `--env` asked for.
+
+    `asked` holds NAME, whose value is taken from `environ`, or NAME=VALUE. With `devices`, each process
+    emulates that many CPU devices.
+    """
+    own = {name: environ[name] for name in unasked if name in environ} | {"PYTHONUNBUFFERED": "1"}
+    if devices is not None:
+        own["JAX_NUM_CPU_DEVICES"] = str(devices)
+        own.setdefault("JAX_PLATFORMS", "cpu")  # else hosts with an accelerator would not use them
+    for text in asked:
+        name, given, value = text.partition("=")
+        _check_name(name, text)
+        if not given and name not in environ:
+            raise InputError(f"--env {name}: there is no such variable here; set it, or give --env {name}=VALUE")
+        own[name] = value if given else environ[name]
+    return dict(sorted(own.items()))
+
+
+def _check_name(name: str, text: str) -> None:
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
+        raise InputError(f"--env {text}: wanted NAME or NAME=VALUE, with a name of letters, digits and _")
+    if name in _SET_BY_LAUNCHERS:
+        raise InputError(f"--env {name}: the launcher sets that one, for each process; leave it out")
+
+
+def check_label(flag: str, text: str, longest: int = 63) -> str:
+    """`text`, if it is a DNS label (RFC 1123), as names in Kubernetes and of TPUs have to be.
+
+    >>> check_label("--name", "digits-2")
+    'digits-2'
+    """
+    if not re.fullmatch("[a-z0-9]([a-z0-9-]*[a-z0-9])?", text) or len(text) > longest:
+        raise InputError(
+            f"{flag} {text}: wanted at most {longest} lower-case letters, digits and -, with neither end a -"
+        )
+    return text
+
+
+def check_word(flag: str, text: str) -> str:
+    """`text`, if it needs no quoting anywhere and is no option: what names, times and sizes are made of.
+
+    >>> check_word("--time", "1-12:00:00")
+    '1-12:00:00'
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,:/@+=%\[\]-]*", text, re.ASCII):
+        raise InputError(f"{flag} {text!r}: wanted letters, digits and any of _ . , : / @ + = % [ ] - alone")
+    return text

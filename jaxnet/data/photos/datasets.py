@@ -1,0 +1,138 @@
+"""Data sets of photos of any size, as a config names them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxnet.data.photos.decoding import Damaged, quiet_pillow
+from jaxnet.data.photos.records import PhotoRecords
+from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
+from jaxnet.data.photos.views import EvaluationView, TrainingView
+from jaxnet.data.source import Source, require_split
+from jaxnet.data.tfds import data_directory, find_builder, is_prepared, require_prepared
+from jaxnet.errors import InputError
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+
+@dataclass(frozen=True)
+class Photos:
+    """Any data set that TFDS has prepared as ArrayRecord, with encoded images of any sizes; nothing is downloaded.
+
+    Attributes:
+        name: as TFDS writes it: 'imagenet2012', 'name/config' or 'name:1.2.3'.
+        data_dir: where the prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        size: side of a training image in pixels.
+        test_size: side of a test image.
+        test_resize: the shorter side of a test photo is brought to this before its centre is cut out.
+        view: what training sees of a photo, see `TrainingView`. It flips, so `augmentation.flip` need not.
+        train_split: what 'train' is, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
+        test_split: what 'test' is.
+        image_key: the feature that is the image.
+        label_key: the feature that is the label: a ClassLabel.
+        max_damaged: so many damaged records each process may meet and replace by others; one more is an error.
+        threads: that read and decode; each holds a batch in memory. None: one for each core of this process.
+    """
+
+    name: str
+    data_dir: str | None = None
+    size: int = 224
+    test_size: int = 224
+    test_resize: int = 256
+    view: TrainingView = field(default_factory=TrainingView)
+    train_split: str = "train"
+    test_split: str = "test"
+    image_key: str = "image"
+    label_key: str = "label"
+    max_damaged: int = 100
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        EvaluationView(self.test_size, self.test_resize)  # refuses what cannot be
+        if self.size < 1 or self.max_damaged < 0 or (self.threads is not None and self.threads < 1):
+            raise InputError(f"size and threads must be at least 1 and max_damaged at least 0, got {self}")
+
+    def load(self, split: str) -> Source:
+        """Open the split 'train' or 'test'.
+
+        Raises:
+            InputError: it is not there, or not in this form; the message says how to get it.
+        """
+        require_split(split)
+        builder = find_builder(self.name, data_directory(self.data_dir))
+        self._require_prepared(builder)
+        quiet_pillow()
+        threads = self.threads or len(os.sched_getaffinity(0))
+        if split == "test":
+            view = EvaluationView(self.test_size, self.test_resize)
+            return _checked(EvaluationPhotos(self._records(builder, self.test_split), view, threads))
+        return _checked(TrainingPhotos(self._records(builder, self.train_split), self.view, self.size, threads))
+
+    def _require_prepared(self, builder: tfds.core.DatasetBuilder) -> None:
+        require_prepared(self.name, builder)
+
+    def _records(self, builder: tfds.core.DatasetBuilder, split: str) -> PhotoRecords:
+        import tensorflow_datasets as tfds
+
+        features = dict(builder.info.features.items())
+        image, label = features.get(self.image_key), features.get(self.label_key)
+        if not isinstance(image, tfds.features.Image) or not isinstance(label, tfds.features.ClassLabel):
+            raise InputError(
+                f"{self.name}: {self.image_key!r} must be an Image and {self.label_key!r} a ClassLabel, but its "
+                f"features are {', '.join(sorted(features))}: set image_key and label_key"
+            )
+        try:
+            records = builder.as_data_source(split, decoders={self.image_key: tfds.decode.SkipDecoding()})
+        except ValueError as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{self.name} has no split {split!r}: {reason} Set train_split and test_split") from error
+        origin = f"the data set {self.name}, {split}, in {builder.data_dir}"
+        _require_files(builder, origin)
+        keys = self.image_key, self.label_key
+        names = tuple(label.names)
+        return PhotoRecords(records, label.num_classes, *keys, origin, self.max_damaged, class_names=names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNet(Photos):
+    """ImageNet of the ILSVRC challenge of 2012: 1,281,167 photos for training and 50,000 for testing, 1000 classes.
+
+    Read from TFDS's `imagenet2012`, which `jaxnet data prepare imagenet2012` makes from the official archives.
+    """
+
+    name: str = "imagenet2012"
+    test_split: str = "validation"
+
+    def _require_prepared(self, builder: tfds.core.DatasetBuilder) -> None:
+        if not is_prepared(builder):
+            raise InputError(
+                f"ImageNet is not prepared in {builder.data_dir}. Set data_dir or TFDS_DATA_DIR to the directory that "
+                "holds it, or prepare it from the official archives: jaxnet data prepare imagenet2012 "
+                f"--manual-dir DIRECTORY_OF_THE_TARS --data-dir {builder.data_dir_root}"
+            )
+        require_prepared(self.name, builder)
+
+
+def _require_files(builder: tfds.core.DatasetBuilder, origin: str) -> None:
+    paths = [Path(path) for split in builder.info.splits.values() for path in split.filepaths]
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise InputError(
+            f"{origin} is damaged: {len(missing)} of its {len(paths)} files are missing, {missing[0]} among them. "
+            "Remove its directory and prepare it again"
+        )
+
+
+def _checked(source: EvaluationPhotos | TrainingPhotos) -> Source:
+    """Find files that are missing or cut short now, and not in training."""
+    try:
+        source.records.read(0)
+    except Damaged as error:
+        raise InputError(
+            f"{source.records.origin} is damaged: {error}. Remove its directory and prepare it again"
+        ) from error
+    return source

@@ -1,0 +1,79 @@
+"""The encoded photos of one split, and the account of those that are damaged."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jaxnet.data.photos.decoding import Damaged
+from jaxnet.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+
+class Records(Protocol):
+    """The part of a TFDS data source that is used: length, and one example by its index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoRecords:
+    """Reads the photos of one split; safe in many threads.
+
+    Attributes:
+        records: their images are encoded.
+        num_classes: labels are 0 .. num_classes - 1.
+        image_key: of an example.
+        label_key: of an example.
+        origin: what to call the data set when a record turns out to be damaged.
+        max_damaged: so many damaged records may be found; one more is an error.
+        damaged: the row of each damaged record found so far, and why.
+        class_names: one a class, if the data set has them.
+    """
+
+    records: Records
+    num_classes: int
+    image_key: str = "image"
+    label_key: str = "label"
+    origin: str = "the data set"
+    max_damaged: int = 100
+    damaged: dict[int, str] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def read(self, row: int) -> tuple[bytes, int, str]:
+        """Return the encoded image, the label and the name of an example; Damaged if it cannot be read."""
+        try:
+            # One at a time, because TFDS needs twice the time for each of many.
+            example = self.records[row]
+        except (RuntimeError, OSError, ValueError, IndexError) as error:  # as ArrayRecord and TFDS raise them
+            raise Damaged(" ".join(str(error).split())) from error
+        name = example.get("file_name", b"")
+        return example[self.image_key], int(example[self.label_key]), _text(name)
+
+    def note(self, row: int, name: str, reason: Damaged) -> None:
+        """Enter a damaged record in the account, and warn once; InputError if there are too many."""
+        with self._lock:
+            new = row not in self.damaged
+            self.damaged[row] = str(reason)
+            count = len(self.damaged)
+        which = f"record {row}{name and f' ({name})'} of {self.origin}"
+        if count > self.max_damaged or count == len(self):
+            raise InputError(
+                f"{which} is damaged: {reason}. It is the {count}th, and max_damaged={self.max_damaged} of "
+                f"{len(self)} may be. Prepare the data set again, or raise max_damaged"
+            )
+        if new:
+            _log.warning("%s is damaged: %s; another example takes its place (%d so far)", which, reason, count)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

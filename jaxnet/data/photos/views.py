@@ -1,0 +1,85 @@
+"""What a model sees of a photo: a random part in training, always the same part in evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+from PIL import Image
+
+from jaxnet.data.photos.crops import Box, centre_box, random_box, short_side
+from jaxnet.data.photos.decoding import best_decoder, opened
+from jaxnet.data.photos.distort import ColourJitter, RandAugment
+from jaxnet.errors import InputError
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """Random-resized crop and flip, then what else is asked for. The order: crop, flip, RandAugment, jitter.
+
+    Attributes:
+        area: of the crop, least and most, as a part of the photo.
+        ratio: of the crop's width to its height, least and most.
+        flip: mirror left and right with probability 1/2.
+        randaugment: see `RandAugment`; off by default.
+        jitter: see `ColourJitter`; off by default.
+    """
+
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = True
+    randaugment: RandAugment = field(default_factory=RandAugment)
+    jitter: ColourJitter = field(default_factory=ColourJitter)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise InputError(f"area must be two parts of 1, the least first, got {self.area}")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise InputError(f"ratio must be two numbers above 0, the least first, got {self.ratio}")
+
+    def __call__(self, data: bytes, draw: int, size: int) -> np.ndarray:
+        """Return the view that the 64 bits of `draw` say: uint8 [size, size, 3]; Damaged if it cannot be decoded."""
+        # Python promises that random() of a given seed never changes.
+        random = Random(draw)
+        mirror = self.flip and random.random() < 0.5
+        seed = int(random.random() * 2**53)
+
+        def choose(height: int, width: int) -> Box:
+            return random_box(Random(seed), height, width, self.area, self.ratio)  # the same if it is called again
+
+        decoder = best_decoder()
+        pixels = decoder.decode(data, choose, size)
+        if mirror:
+            pixels = decoder.mirror(pixels)
+        return self._distorted(random, pixels) if self.randaugment or self.jitter else pixels
+
+    def _distorted(self, random: Random, pixels: np.ndarray) -> np.ndarray:
+        picture = Image.fromarray(pixels)
+        if self.randaugment:
+            picture = self.randaugment(random, picture)
+        return np.asarray(self.jitter(random, picture) if self.jitter else picture)
+
+
+@dataclass(frozen=True)
+class EvaluationView:
+    """The part in the centre: what published accuracies are measured with.
+
+    By Pillow, whatever else is installed: the shorter side is brought to `resize` by antialiased bilinear
+    interpolation, then the square of side `size` in the centre is taken.
+    """
+
+    size: int
+    resize: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.resize:
+            raise InputError(f"the size {self.size} of a test image must be 1 .. test_resize={self.resize}")
+
+    def __call__(self, data: bytes) -> np.ndarray:
+        """Return the view: uint8 [size, size, 3]; Damaged if it cannot be decoded."""
+        with opened(data) as picture:
+            height, width = short_side(picture.height, picture.width, self.resize)
+            resized = picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        top, left, _, _ = centre_box(height, width, self.size)
+        return np.asarray(resized.crop((left, top, left + self.size, top + self.size)))

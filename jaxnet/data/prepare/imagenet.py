@@ -1,0 +1,209 @@
+"""ImageNet 2012 from the official archives to TFDS's `imagenet2012`, as ArrayRecord and without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxnet.data.photos.decoding import quiet_pillow
+from jaxnet.data.prepare.finish import Prepared, finish, read_prepared, shard_names, summed
+from jaxnet.data.prepare.order import shuffled, split_into_shards
+from jaxnet.data.prepare.shards import Encode, Task, is_written, place, read_report, scratch, write_shard
+from jaxnet.data.prepare.tars import TRAIN, VALIDATION, fingerprint, index_train, index_validation
+from jaxnet.data.prepare.watch import Watch
+from jaxnet.data.tfds import data_directory, find_builder, is_prepared
+from jaxnet.errors import InputError
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+_NAME = "imagenet2012"
+_EXAMPLES = {"train": 1_281_167, "validation": 50_000}
+_CLASS_SIZES = range(732, 1301)  # of the training split
+_NAMED = 10  # damaged images that an error names
+Tasks = dict[str, list[Task]]  # of each split, in order
+
+
+def prepare_imagenet(
+    manual_dir: Path,
+    data_dir: str | None = None,
+    *,
+    allow_partial: bool = False,
+    num_shards: int | None = None,
+    threads: int | None = None,
+    watch: Watch | None = None,
+) -> Prepared:
+    """Write ImageNet as TFDS does: the same examples in the same order in the same shards.
+
+    Started again after it was ended, even by force, it goes on with the shards that are missing; the result is
+    the same byte for byte. Any number of processes, on any hosts that share the directories, may do this at the
+    same time and so share the work. Every image is decoded. The 22 CMYK images and the PNG of ImageNet become RGB
+    JPEGs, see `jaxnet.data.prepare.images`; the official archives hold no damaged image. The test split, which
+    has no labels, is left out.
+
+    Args:
+        manual_dir: holds ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar; they are not unpacked.
+        data_dir: where prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets. It needs
+            as much space as the archives have: 150 GB.
+        allow_partial: accept archives with fewer images, and leave out those that are damaged.
+        num_shards: of each split, instead of what TFDS would choose.
+        threads: that decode; None: one for each core.
+        watch: told how far it is.
+
+    Raises:
+        InputError: an archive is not there, not the official one, or not whole; images are damaged; it cannot be
+            written; the message says how to mend it.
+    """
+    watch, root = watch or Watch(), data_directory(data_dir)
+    if is_prepared(builder := find_builder(_NAME, root)):
+        return read_prepared(builder.info)
+    quiet_pillow()
+    archives = {"train": manual_dir / TRAIN, "validation": manual_dir / VALIDATION}
+    work = _workplace(root, archives, num_shards, watch)
+    info = _info(root)
+    try:
+        entries = _index(archives, info, work, watch)
+        if not allow_partial:
+            _require_counts(entries, archives)
+        tasks = _tasks(entries, archives, info, num_shards)
+        _write(tasks, work, _encoder(info), threads, watch)
+        reports = {split: [read_report(work, task) for task in several] for split, several in tasks.items()}
+        _require_sound(summed(work, reports), allow_partial)
+        return finish(info, work, reports)
+    except (InputError, OSError) as error:
+        if is_prepared(builder := find_builder(_NAME, root)):
+            return read_prepared(builder.info)  # another process was first, and what it wrote is the same
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"ImageNet cannot be prepared in {root}: {error}. Mend that and start again") from error
+
+
+def _workplace(root: Path, archives: dict[str, Path], num_shards: int | None, watch: Watch) -> Path:
+    """Make the directory in which these archives are worked on; one that was left by others is pointed out."""
+    work = root / f"incomplete.{_NAME}-{fingerprint(list(archives.values()), num_shards)}"
+    for other in sorted(set(root.glob(f"incomplete.{_NAME}-*")) - {work}):
+        watch.say(f"{other} is left from other archives; it can be removed")
+    try:
+        for name in ("index", "reports", "scratch", "shards"):
+            (work / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{work} cannot be made: {error.strerror}. Give a directory that you may write to with --data-dir"
+        ) from error
+    return work
+
+
+def _info(root: Path) -> tfds.core.DatasetInfo:
+    """Return the stock description; it needs neither TensorFlow nor a network."""
+    import tensorflow_datasets as tfds
+
+    return tfds.builder(_NAME, data_dir=root, file_format="array_record").info
+
+
+def _index(archives: dict[str, Path], info: tfds.core.DatasetInfo, work: Path, watch: Watch) -> dict[str, np.ndarray]:
+    """Find the images of each split; what was found once is read from `work/index`."""
+    import tensorflow_datasets as tfds
+
+    synsets = info.features["label"].names
+    labels = tfds.core.tfds_path("datasets/imagenet2012/validation_labels.txt").read_text().split()
+    numbers = [synsets.index(label) for label in labels]
+    train = lambda: index_train(archives["train"], synsets, watch.advance)  # noqa: E731
+    validation = lambda: index_validation(archives["validation"], numbers, watch.advance)  # noqa: E731
+    return {
+        "validation": _kept(work, "validation", validation, watch),  # the small one first: mistakes show early
+        "train": _kept(work, "train", train, watch),
+    }
+
+
+def _kept(work: Path, split: str, find: Callable[[], np.ndarray], watch: Watch) -> np.ndarray:
+    path = work / "index" / f"{split}.npy"
+    if not path.exists():
+        watch.begin(f"finding {split} images", _EXAMPLES[split])
+        found = shuffled(find(), split)
+        with scratch(work) as own:
+            with own.open("wb") as file:
+                np.save(file, found)
+            place(own, path)
+    return np.load(path)
+
+
+def _require_counts(entries: dict[str, np.ndarray], archives: dict[str, Path]) -> None:
+    hint = "Get the archive again from image-net.org, or take what is there with --allow-partial"
+    for split, wanted in _EXAMPLES.items():
+        if len(entries[split]) != wanted:
+            raise InputError(f"{archives[split]} holds {len(entries[split]):,} images, wanted {wanted:,}. {hint}")
+    sizes = np.bincount(entries["train"]["label"], minlength=1000)
+    for label, size in enumerate(sizes.tolist()):
+        if size not in _CLASS_SIZES:
+            wrong = f"{size:,} images of class {label}, wanted {_CLASS_SIZES[0]} to {_CLASS_SIZES[-1]}"
+            raise InputError(f"{archives['train']} holds {wrong}. {hint}")
+
+
+def _tasks(
+    entries: dict[str, np.ndarray], archives: dict[str, Path], info: tfds.core.DatasetInfo, num_shards: int | None
+) -> Tasks:
+    tasks = {}
+    for split in _EXAMPLES:
+        pieces = split_into_shards(entries[split], num_shards)
+        names = shard_names(info, split, len(pieces))
+        tasks[split] = [Task(name, archives[split], piece) for name, piece in zip(names, pieces, strict=True)]
+    return tasks
+
+
+def _write(tasks: Tasks, work: Path, encode: Encode, threads: int | None, watch: Watch) -> None:
+    every = [task for several in tasks.values() for task in several]
+    missing = [task for task in every if not is_written(work, task)]
+    _require_space(work, sum(int(task.entries["size"].sum()) for task in missing))
+    total, left = (sum(len(task.entries) for task in several) for several in (every, missing))
+    watch.begin("writing", total, total - left)
+    # In an order of its own, a process rarely meets another at the same shard.
+    random.Random(os.urandom(8)).shuffle(missing)
+    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+        for task in missing:
+            if is_written(work, task):
+                watch.advance(len(task.entries))
+            else:
+                write_shard(task, work, encode, pool, watch.advance)
+
+
+def _require_space(work: Path, needed: int) -> None:
+    free = shutil.disk_usage(work).free
+    if needed > free:
+        raise InputError(
+            f"{work} needs {needed / 1e9:.1f} GB more and has {free / 1e9:.1f} GB free. Make space, or give another "
+            "directory with --data-dir"
+        )
+
+
+def _require_sound(found: Prepared, allow_partial: bool) -> None:
+    for split, count in found.examples.items():
+        if not count:
+            raise InputError(f"no image of the split {split} can be decoded: get the archives again")
+    if found.damaged and not allow_partial:
+        names = [f"{name} ({reason})" for name, reason in found.damaged.items()]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise InputError(
+            f"{len(names)} images are damaged: {', '.join(names[:_NAMED])}{more}. Get the archives again, or leave "
+            "these images out with --allow-partial; all others are done"
+        )
+
+
+def _encoder(info: tfds.core.DatasetInfo) -> Encode:
+    from tensorflow_datasets.core.example_serializer import ExampleSerializer
+
+    features = info.features
+    serializer = ExampleSerializer(features.get_serialized_info())
+
+    def encode(data: bytes, label: int, name: str) -> bytes:
+        example = {"image": data, "label": label, "file_name": name}
+        record: bytes = serializer.serialize_example(features.encode_example(example))
+        return record
+
+    return encode

@@ -1,0 +1,143 @@
+"""One shard of a data set: a file that is either whole or not there, with a report beside it.
+
+What is in a shard is decided by the archive alone. It is written under a name of its own and renamed when it is
+whole, so any number of processes may write the same one, and may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxnet.data.photos.decoding import Damaged
+from jaxnet.data.prepare.images import Checked, check_image
+from jaxnet.errors import InputError
+
+Encode = Callable[[bytes, int, str], bytes]  # an image's file, label and name, as a record
+
+
+class Task(NamedTuple):
+    """A shard to be written: its file's name, and which pieces of which archive it holds."""
+
+    name: str
+    archive: Path
+    entries: np.ndarray
+
+
+class Report(NamedTuple):
+    """What is in a shard: how many records and bytes; which images were damaged or converted, and how."""
+
+    examples: int
+    bytes: int
+    damaged: dict[str, str]
+    converted: dict[str, str]
+
+
+def is_written(work: Path, task: Task) -> bool:
+    """Say whether a shard is there."""
+    return (work / "shards" / task.name).exists()
+
+
+def write_shard(
+    task: Task, work: Path, encode: Encode, pool: ThreadPoolExecutor, advance: Callable[[int], None]
+) -> None:
+    """Write `work/shards/NAME`, and before it `work/reports/NAME`; a damaged image is left out and reported."""
+    report = Report(0, 0, {}, {})
+    with _writing(task.name, work), scratch(work) as own:
+        with _record_writer(own) as write:
+            for name, label, image in _images(task, pool):
+                if isinstance(image, Damaged):
+                    report.damaged[name] = str(image)
+                else:
+                    if image.was:
+                        report.converted[name] = image.was
+                    record = encode(image.data, label, name)
+                    write(record)
+                    report = report._replace(examples=report.examples + 1, bytes=report.bytes + len(record))
+                advance(1)
+        _check(own, report.examples)
+        with scratch(work) as note:
+            note.write_text(json.dumps(report._asdict()))
+            place(note, work / "reports" / task.name)
+        place(own, work / "shards" / task.name)
+
+
+def read_report(work: Path, task: Task) -> Report:
+    """Return the report of a shard that is written."""
+    return Report(**json.loads((work / "reports" / task.name).read_text()))
+
+
+@contextmanager
+def scratch(work: Path) -> Iterator[Path]:
+    """Give the path of a file that nobody else has, which is removed if it is still there in the end."""
+    path = work / "scratch" / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def place(path: Path, target: Path) -> None:
+    """Give a finished file its name; it is on the disk before that."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    path.replace(target)
+
+
+def _images(task: Task, pool: ThreadPoolExecutor) -> Iterator[tuple[str, int, Checked | Damaged]]:
+    with task.archive.open("rb") as archive:
+        number = archive.fileno()
+
+        def image(entry: np.void) -> Checked | Damaged:
+            try:
+                data = os.pread(number, int(entry["size"]), int(entry["offset"]))
+                if len(data) < entry["size"]:
+                    raise OSError(f"{task.archive} has become shorter")
+                return check_image(data)
+            except Damaged as error:
+                return error
+
+        results: Iterable[Checked | Damaged] = pool.map(image, task.entries)
+        for entry, result in zip(task.entries, results, strict=True):
+            yield entry["name"].decode(), int(entry["label"]), result
+
+
+@contextmanager
+def _record_writer(path: Path) -> Iterator[Callable[[bytes], None]]:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")  # as TFDS writes it
+    try:
+        yield writer.write
+    finally:
+        writer.close()
+
+
+def _check(path: Path, examples: int) -> None:
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    reader = ArrayRecordReader(str(path))
+    found = reader.num_records()
+    reader.close()
+    if found != examples:
+        raise OSError(f"{examples} records were written, and {found} are there")
+
+
+@contextmanager
+def _writing(name: str, work: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError is ArrayRecord's
+        raise InputError(
+            f"{name} cannot be written in {work}: {' '.join(str(error).split())}. Mend that and start again: it goes "
+            "on with this shard"
+        ) from error

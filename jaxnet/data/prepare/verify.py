@@ -1,0 +1,97 @@
+"""Reads a prepared data set back, every record of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxnet.data.photos.decoding import Damaged, opened, quiet_pillow
+from jaxnet.data.prepare.watch import Watch
+from jaxnet.data.tfds import data_directory, find_builder, require_prepared
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+_CHUNK = 1024  # records handed to the threads at once
+
+
+class Verified(NamedTuple):
+    """What was found.
+
+    Attributes:
+        directory: of the data set.
+        examples: of each split, the damaged ones included.
+        damaged: 'split/record' with its file's name if it has one, and what is wrong.
+    """
+
+    directory: Path
+    examples: dict[str, int]
+    damaged: dict[str, str]
+
+
+def verify(
+    name: str, data_dir: str | None = None, *, threads: int | None = None, watch: Watch | None = None
+) -> Verified:
+    """Read and decode every image of every split of a data set that TFDS has prepared, and look at its labels.
+
+    Raises:
+        InputError: it is not prepared, or not with random access.
+    """
+    watch = watch or Watch()
+    builder = find_builder(name, data_directory(data_dir))
+    require_prepared(name, builder)
+    quiet_pillow()
+    examples: dict[str, int] = {}
+    damaged: dict[str, str] = {}
+    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+        for split, info in builder.info.splits.items():
+            examples[split] = info.num_examples
+            watch.begin(f"reading {split}", info.num_examples)
+            check = _checker(builder, split)
+            for start in range(0, info.num_examples, _CHUNK):
+                rows = range(start, min(start + _CHUNK, info.num_examples))
+                found = dict(wrong for wrong in pool.map(check, rows) if wrong)
+                damaged |= {f"{split}/{where}": reason for where, reason in found.items()}
+                watch.advance(len(rows))
+    return Verified(Path(builder.data_dir), examples, damaged)
+
+
+def _checker(builder: tfds.core.DatasetBuilder, split: str) -> Callable[[int], tuple[str, str] | None]:
+    import tensorflow_datasets as tfds
+
+    features = builder.info.features
+    images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
+    labels = {key: f.num_classes for key, f in features.items() if isinstance(f, tfds.features.ClassLabel)}
+    records = builder.as_data_source(split, decoders={key: tfds.decode.SkipDecoding() for key in images})
+
+    def check(row: int) -> tuple[str, str] | None:
+        name = ""
+        try:
+            example = _read(records, row)
+            name = f" ({_text(example['file_name'])})" if "file_name" in example else ""
+            for key in images:
+                with opened(example[key]) as picture:
+                    picture.load()
+            for key, classes in labels.items():
+                if not 0 <= example[key] < classes:
+                    raise Damaged(f"{key} is {example[key]}, wanted 0 .. {classes - 1}")
+        except Damaged as error:
+            return f"{row}{name}", str(error)
+        return None
+
+    return check
+
+
+def _read(records: Any, row: int) -> dict[str, Any]:
+    try:
+        example: dict[str, Any] = records[row]
+    except (RuntimeError, OSError, ValueError, IndexError) as error:  # as ArrayRecord and TFDS raise them
+        raise Damaged(" ".join(str(error).split())) from error
+    return example
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

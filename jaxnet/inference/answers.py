@@ -1,0 +1,57 @@
+"""Predictions as lines: for people, or one JSON object each."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from jaxnet.data import Inputs
+from jaxnet.errors import InputError
+from jaxnet.inference.predictor import Prediction
+
+
+def as_json(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
+    """One line: path, and labels with their probabilities, the likeliest first; or path and error.
+
+    >>> as_json(Prediction(Path("a.png"), np.array([0.25, 0.75])), Inputs((8, 8, 1), 2, ("no", "yes")), top_k=1)
+    '{"path": "a.png", "labels": ["yes"], "probabilities": [0.75]}'
+    """
+    path = str(prediction.path)
+    if prediction.probabilities is None:
+        return json.dumps({"path": path, "error": prediction.error})
+    likeliest = _likeliest(prediction.probabilities, top_k)
+    labels = [inputs.name_of(label) for label in likeliest]
+    return json.dumps(
+        {"path": path, "labels": labels, "probabilities": [float(prediction.probabilities[i]) for i in likeliest]}
+    )
+
+
+def as_text(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
+    """One line: path, and labels with their probabilities, the likeliest first; or path and error.
+
+    >>> as_text(Prediction(Path("a.png"), np.array([0.25, 0.75])), Inputs((8, 8, 1), 2, ("no", "yes")), top_k=2)
+    'a.png: yes 75.00%, no 25.00%'
+    """
+    path = os.fsencode(prediction.path).decode(errors="backslashreplace")
+    if prediction.probabilities is None:
+        return f"{path}: {prediction.error}"
+    likeliest = _likeliest(prediction.probabilities, top_k)
+    return f"{path}: " + ", ".join(f"{inputs.name_of(i)} {prediction.probabilities[i]:.2%}" for i in likeliest)
+
+
+def _likeliest(probabilities: np.ndarray, count: int) -> list[int]:
+    """The first of equals first."""
+    found: list[int] = np.argsort(-probabilities, kind="stable")[:count].tolist()
+    return found
+
+
+def read_labels(path: Path, classes: int) -> tuple[str, ...]:
+    """One name a line; InputError unless there is one for each class."""
+    try:
+        names = tuple(path.read_text().splitlines())
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"--labels {path} cannot be read: {error}") from error
+    if len(names) != classes:
+        raise InputError(f"--labels {path} has {len(names)} lines, and there are {classes} classes")
+    return names

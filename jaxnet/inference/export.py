@@ -1,0 +1,112 @@
+"""A trained network as a StableHLO program that JAX alone runs, from uint8 images to probabilities.
+
+    FILE                        what jax.export serializes
+    FILE.weights.safetensors    the weights, where they are not inside
+    FILE.json                   images and classes, the version of JAX, and the digests of the others
+
+Written in another order: the description last, so that it is only there when all is there.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+from safetensors.numpy import save_file
+
+from jaxnet.errors import InputError
+from jaxnet.inference.network import Network
+from jaxnet.weights import file_digest
+
+FORMAT = "jaxnet exported network 1"
+PLATFORMS = ("cpu", "cuda", "tpu")
+_MOST_INSIDE = 2**30  # a file of jax.export cannot be larger than twice this
+
+
+def export(
+    network: Network,
+    out: Path,
+    *,
+    batch: int | None = None,
+    platforms: Sequence[str] = PLATFORMS,
+    separate_weights: bool = False,
+) -> list[Path]:
+    """Write `network` to `out` and what belongs beside it; returns the files.
+
+    Args:
+        network: its parameters are either constants of the program or its first argument, by name.
+        out: the program. `jax.export.deserialize(bytearray(out.read_bytes())).call(images)` runs it; with separate
+            weights, `.call(safetensors.numpy.load_file(...), images)`.
+        batch: the only size of a batch that it takes; None: any.
+        platforms: where it shall run, of cpu, cuda and tpu.
+        separate_weights: put the parameters beside the program.
+
+    Raises:
+        InputError: the program would be too large, or cannot be written.
+    """
+    size = sum(leaf.nbytes for leaf in network.weights.values())
+    if size > _MOST_INSIDE and not separate_weights:
+        raise InputError(f"{size} bytes of weights do not fit into a program: use --weights separate")
+    program = bytes(_exported(network, batch, platforms, separate_weights).serialize())
+    description: dict[str, Any] = {
+        "format": FORMAT,
+        "inputs": network.architecture.inputs.as_json(),
+        "batch": batch,
+        "jax": jax.__version__,
+        "platforms": list(platforms),
+        "sha256": hashlib.sha256(program).hexdigest(),
+        "weights_sha256": None,
+    }
+    try:
+        # An older description must not stand beside a newer program.
+        description_path(out).unlink(missing_ok=True)
+        if separate_weights:
+            description["weights_sha256"] = _write_weights(network, weights_path(out))
+        _write(out, program)
+        _write(description_path(out), json.dumps(description, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
+    return [out, *([weights_path(out)] * separate_weights), description_path(out)]
+
+
+def description_path(out: Path) -> Path:
+    """Where the description of an exported program is."""
+    return out.with_name(f"{out.name}.json")
+
+
+def weights_path(out: Path) -> Path:
+    """Where the weights of an exported program are, unless they are inside."""
+    return out.with_name(f"{out.name}.weights.safetensors")
+
+
+def _exported(network: Network, batch: int | None, platforms: Sequence[str], separate: bool) -> jax_export.Exported:
+    architecture, weights = network.architecture, network.weights
+    size = jax_export.symbolic_shape("batch")[0] if batch is None else batch
+    images = architecture.images(size)
+    try:
+        if separate:
+            shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in weights.items()}
+            return jax_export.export(jax.jit(architecture.probabilities), platforms=platforms)(shapes, images)
+        program = jax.jit(lambda images: architecture.probabilities(weights, images))
+        return jax_export.export(program, platforms=platforms)(images)
+    except Exception as error:  # a network may not be traceable with a size that is not a number, or not lower there
+        hint = "; try a fixed size with --batch" if batch is None else ""
+        raise InputError(f"{network.where} cannot be exported for {', '.join(platforms)}: {error}{hint}") from error
+
+
+def _write_weights(network: Network, path: Path) -> str:
+    scratch = path.with_name(f"{path.name}.tmp")
+    save_file({name: np.asarray(leaf) for name, leaf in network.weights.items()}, scratch)
+    digest = file_digest(scratch)
+    scratch.replace(path)
+    return digest
+
+
+def _write(path: Path, content: bytes) -> None:
+    scratch = path.with_name(f"{path.name}.tmp")
+    scratch.write_bytes(content)
+    scratch.replace(path)

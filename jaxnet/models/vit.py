@@ -1,0 +1,175 @@
+"""Vision transformers (Dosovitskiy et al., 2021) of the sizes of DeiT (Touvron et al., 2021), named as in timm."""
+
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnet.errors import InputError
+from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, scaled
+
+start = nn.initializers.truncated_normal(0.02)
+Dense = partial(nn.Dense, kernel_init=start)
+LayerNorm = partial(nn.LayerNorm, epsilon=1e-6)
+
+
+class ViT(nn.Module):
+    """Patches, pre-norm blocks of attention and two dense layers, and a dense classifier.
+
+    The positions are learned for one size of image: trained on 224x224, a network takes no other.
+
+    Attributes:
+        num_classes: width of the logits.
+        patch: height and width of a patch; those of the images are multiples of it.
+        dim: of the vector that stands for a patch; a multiple of `heads`.
+        depth: blocks.
+        heads: of attention in each block.
+        pool: what is classified: 'class': a token that is added to the patches; 'mean': the mean over the patches.
+        width: multiplies the size of each head, and so `dim`.
+        dropout: rate after the positions, and after each dense layer of a block but that of query, key and value.
+        dtype: of computation; parameters, the softmax of attention and logits are float32.
+    """
+
+    num_classes: int
+    patch: int = 16
+    dim: int = 192
+    depth: int = 12
+    heads: int = 3
+    pool: Literal["class", "mean"] = "class"
+    width: float = 1.0
+    dropout: float = 0.0
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        require_positive(
+            num_classes=self.num_classes, patch=self.patch, dim=self.dim, depth=self.depth, heads=self.heads
+        )
+        if self.dim % self.heads:
+            raise InputError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
+        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels].
+
+        Raises:
+            InputError: height or width is not a multiple of `patch`, or another than that of the positions.
+        """
+        x = PatchEmbedding(self.patch, self._dim, self.dtype, name="patch_embed")(images.astype(self.dtype))
+        if self.pool == "class":
+            token = self.param("cls_token", nn.initializers.normal(1e-6), (1, 1, self._dim))
+            x = jnp.concatenate([jnp.broadcast_to(token.astype(x.dtype), (x.shape[0], 1, self._dim)), x], 1)
+        x = x + self._positions(x.shape[1]).astype(x.dtype)
+        x = ExampleDropout(self.dropout)(x, train=train, keys=keys)
+        for index in range(self.depth):
+            x = Block(self.heads, self.dropout, self.dtype, name=f"blocks_{index}")(x, train=train, keys=keys)
+        if self.pool == "class":
+            x = LayerNorm(dtype=self.dtype, name="norm")(x)[:, 0]
+        else:
+            x = LayerNorm(dtype=self.dtype, name="fc_norm")(x.mean(1))
+        return Dense(self.num_classes, dtype=self.dtype, name="head")(x).astype(jnp.float32)
+
+    @property
+    def _dim(self) -> int:
+        return self.heads * scaled(self.dim // self.heads, self.width)
+
+    def _positions(self, tokens: int) -> jax.Array:
+        """The learned positions, float32 [1, tokens, dim]."""
+        learned: jax.Array | None = self.get_variable("params", "pos_embed")
+        if learned is not None and learned.shape[1] != tokens:
+            raise InputError(
+                f"the positions of this ViT are those of {learned.shape[1]} tokens, and its images make {tokens}: give "
+                "images of the size that it was trained on"
+            )
+        return self.param("pos_embed", start, (1, tokens, self._dim))
+
+
+class PatchEmbedding(nn.Module):
+    """A dense layer over the pixels of each patch."""
+
+    patch: int
+    dim: int
+    dtype: Dtype
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """[batch, height, width, channels] to [batch, patches, dim]."""
+        batch, height, width, _ = images.shape
+        if height % self.patch or width % self.patch:
+            raise InputError(
+                f"images of {height}x{width} cannot be cut into patches of {self.patch}x{self.patch}: set model.patch "
+                "to a divisor of both"
+            )
+        size = (self.patch, self.patch)
+        lecun = nn.initializers.lecun_normal()
+        x = nn.Conv(self.dim, size, size, "VALID", dtype=self.dtype, kernel_init=lecun, name="proj")(images)
+        return x.reshape(batch, -1, self.dim)
+
+
+class Block(nn.Module):
+    """Attention and two dense layers; each is added to what it read, normalized."""
+
+    heads: int
+    dropout: float
+    dtype: Dtype
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
+        """[batch, tokens, dim] to the same."""
+        random: dict[str, Any] = {"train": train, "keys": keys}
+        y = LayerNorm(dtype=self.dtype, name="norm1")(x)
+        x = x + Attention(self.heads, self.dropout, self.dtype, name="attn")(y, **random)
+        y = LayerNorm(dtype=self.dtype, name="norm2")(x)
+        return x + Mlp(self.dropout, self.dtype, name="mlp")(y, **random)
+
+
+class Attention(nn.Module):
+    """Softmax attention of every token to every token, in several heads."""
+
+    heads: int
+    dropout: float
+    dtype: Dtype
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
+        """[batch, tokens, dim] to the same."""
+        dim = x.shape[-1]
+        qkv = Dense(3 * dim, dtype=self.dtype, name="qkv")(x).reshape(*x.shape[:2], 3, self.heads, dim // self.heads)
+        query, key, value = (qkv[:, :, index] for index in range(3))
+        # Scaled before the product, which in float16 could overflow.
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query * (dim // self.heads) ** -0.5, key)
+        weights = nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
+        y = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
+        y = Dense(dim, dtype=self.dtype, name="proj")(y)
+        return ExampleDropout(self.dropout)(y, train=train, keys=keys)
+
+
+class Mlp(nn.Module):
+    """Two dense layers, with GELU between them; the hidden one has four times the units."""
+
+    dropout: float
+    dtype: Dtype
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
+        """[..., dim] to the same."""
+        y = nn.gelu(Dense(4 * x.shape[-1], dtype=self.dtype, name="fc1")(x), approximate=False)
+        y = ExampleDropout(self.dropout)(y, train=train, keys=keys)
+        y = Dense(x.shape[-1], dtype=self.dtype, name="fc2")(y)
+        return ExampleDropout(self.dropout)(y, train=train, keys=keys)
+
+
+def vit_tiny(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-Ti/16: 5.7 million parameters; any other field of `ViT` may be given.
+
+    >>> vit_tiny(num_classes=10, patch=4, width=0.5).dim
+    192
+    """
+    return ViT(num_classes, **{"dim": 192, "heads": 3, **fields})
+
+
+def vit_small(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-S/16: 22 million parameters."""
+    return ViT(num_classes, **{"dim": 384, "heads": 6, **fields})

@@ -1,0 +1,78 @@
+"""The networks by the names that a command line may use."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+
+from jaxnet.models.alexnet import AlexNet, AlexNet2012
+from jaxnet.models.cifar10 import Cifar10
+from jaxnet.models.googlenet import GoogLeNet
+from jaxnet.models.inception_v3 import InceptionV3
+from jaxnet.models.lstm import LSTM
+from jaxnet.models.nin import NetworkInNetwork
+from jaxnet.models.resnet import resnet18, resnet34, resnet50, resnet50_d, resnet50_v1, resnet101, resnet152
+from jaxnet.models.vgg import VGG
+from jaxnet.models.vit import vit_small, vit_tiny
+
+
+class Entry(NamedTuple):
+    """A network of the zoo.
+
+    Attributes:
+        build: makes the module: `build(num_classes=..., dtype=..., width=...)`.
+        image: height, width and channels that its source trains on.
+        classes: how many its source tells apart.
+        parameters: how many its source has, with those classes and images.
+        source: where it was first described, and whose definition is followed.
+    """
+
+    build: Callable[..., nn.Module]
+    image: tuple[int, int, int]
+    classes: int
+    parameters: int
+    source: str
+
+
+IMAGENET = (224, 224, 3)
+CROP_227 = (227, 227, 3)  # Caffe's crop for AlexNet: its paper says 224, which its sizes contradict
+CROP_299 = (299, 299, 3)
+CIFAR = (32, 32, 3)
+MNIST = (28, 28, 1)
+
+_VGG = "Simonyan and Zisserman, 2015; torchvision"
+_GOOGLENET = "Szegedy et al., 2015"
+_RESNET = "He et al., 2016; torchvision"
+_DEIT = "Dosovitskiy et al., 2021; DeiT in timm"
+_CAFFE_CIFAR = "Caffe's CIFAR-10 example"
+
+ZOO: dict[str, Entry] = {
+    "alexnet": Entry(AlexNet, IMAGENET, 1000, 61_100_840, "Krizhevsky, 2014 (one weird trick); torchvision"),
+    "alexnet_2012": Entry(AlexNet2012, CROP_227, 1000, 60_965_224, "Krizhevsky et al., 2012; Caffe"),
+    "caffenet": Entry(partial(AlexNet2012, caffe=True), CROP_227, 1000, 60_965_224, "Jia et al., 2014; Caffe"),
+    "nin": Entry(NetworkInNetwork, IMAGENET, 1000, 7_595_176, "Lin et al., 2014; Caffe's model zoo"),
+    "cifar10_quick": Entry(Cifar10, CIFAR, 10, 145_578, _CAFFE_CIFAR),
+    "cifar10_full": Entry(partial(Cifar10, full=True), CIFAR, 10, 89_578, _CAFFE_CIFAR),
+    "vgg11": Entry(partial(VGG, depth=11), IMAGENET, 1000, 132_863_336, _VGG),
+    "vgg13": Entry(partial(VGG, depth=13), IMAGENET, 1000, 133_047_848, _VGG),
+    "vgg16": Entry(partial(VGG, depth=16), IMAGENET, 1000, 138_357_544, _VGG),
+    "vgg19": Entry(partial(VGG, depth=19), IMAGENET, 1000, 143_667_240, _VGG),
+    "vgg11_bn": Entry(partial(VGG, depth=11, norm=True), IMAGENET, 1000, 132_868_840, _VGG),
+    "vgg13_bn": Entry(partial(VGG, depth=13, norm=True), IMAGENET, 1000, 133_053_736, _VGG),
+    "vgg16_bn": Entry(partial(VGG, depth=16, norm=True), IMAGENET, 1000, 138_365_992, _VGG),
+    "vgg19_bn": Entry(partial(VGG, depth=19, norm=True), IMAGENET, 1000, 143_678_248, _VGG),
+    "googlenet": Entry(GoogLeNet, IMAGENET, 1000, 13_378_280, f"{_GOOGLENET}; Caffe"),
+    "googlenet_bn": Entry(partial(GoogLeNet, norm=True), IMAGENET, 1000, 13_004_888, f"{_GOOGLENET}; torchvision"),
+    "inception_v3": Entry(InceptionV3, CROP_299, 1000, 27_161_264, "Szegedy et al., 2016; torchvision"),
+    "resnet18": Entry(resnet18, IMAGENET, 1000, 11_689_512, _RESNET),
+    "resnet34": Entry(resnet34, IMAGENET, 1000, 21_797_672, _RESNET),
+    "resnet50": Entry(resnet50, IMAGENET, 1000, 25_557_032, _RESNET),
+    "resnet50_v1": Entry(resnet50_v1, IMAGENET, 1000, 25_557_032, "He et al., 2016"),
+    "resnet50_d": Entry(resnet50_d, IMAGENET, 1000, 25_576_264, "He et al., 2019; timm"),
+    "resnet101": Entry(resnet101, IMAGENET, 1000, 44_549_160, _RESNET),
+    "resnet152": Entry(resnet152, IMAGENET, 1000, 60_192_808, _RESNET),
+    "lstm": Entry(LSTM, MNIST, 10, 81_674, "Hochreiter and Schmidhuber, 1997; rows of pixels, 128 units"),
+    "vit_tiny": Entry(vit_tiny, IMAGENET, 1000, 5_717_416, _DEIT),
+    "vit_small": Entry(vit_small, IMAGENET, 1000, 22_050_664, _DEIT),
+}

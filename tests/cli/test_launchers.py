@@ -1,0 +1,112 @@
+"""The kinds of `jaxnet launch`: help with examples, `--dry-run`, mistakes in one line."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from jaxnet.cli.main import main
+
+KINDS = {
+    "ssh": ["--hosts", "n1,n2"],
+    "slurm": ["--nodes", "2"],
+    "mpi": ["--processes", "2"],
+    "kubernetes": ["--pods", "2", "--image", "i", "--claim", "c"],
+    "tpu": ["--name", "t", "--zone", "z"],
+    "sky": ["--nodes", "2"],
+}
+
+
+def status_of(arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["launch", *arguments])
+    return caught.value.code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_has_examples(kind, capsys):
+    assert status_of([kind, "--help"]) == 0
+    assert f"\nexamples:\n  jaxnet launch {kind} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dry_run_prints_and_starts_nothing(kind, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("GIVEN", "it's")
+    arguments = [
+        kind,
+        *KINDS[kind],
+        "--env",
+        "GIVEN",
+        "--env",
+        "NEW=1",
+        "--dry-run",
+        "--",
+        "no-such.py",
+        "a b",
+        "--",
+        "-x",
+    ]
+    assert status_of(arguments) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("no-such.py", "a b", "GIVEN", "NEW"))
+    if shutil.which("bash", path="/bin") and kind in ("slurm", "mpi", "tpu"):
+        monkeypatch.undo()
+        assert subprocess.run(["bash", "-n"], input=printed, text=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ssh", "--", "x"], "one of the arguments --hosts --hostfile is required"),
+        (["ssh", "--hosts", "-oProxyCommand=x", "--", "x"], "expected one argument"),
+        (["ssh", "--hosts=-oProxyCommand=x", "--", "x"], "is no host"),
+        (["ssh", "--hosts", "n1"], "no command to launch; give it after --"),
+        (["slurm", "--nodes", "0", "--", "x"], "--nodes: '0' must be a whole number of at least 1"),
+        (["slurm", "--nodes", "1", "--time", "1 hour", "--", "x"], "--time '1 hour': wanted letters, digits"),
+        (["slurm", "--nodes", "1", "--experiment", "it's", "--", "x"], '--experiment "it\'s": no closing quotation'),
+        (["slurm", "--nodes", "1", "--sbatch", "qos=high", "--", "x"], "wanted an option of sbatch"),
+        (["mpi", "--processes", "2", "--starter", "lam", "--", "x"], "--starter: invalid choice: 'lam'"),
+        (["kubernetes", "--pods", "2", "--image", "i", "--", "x"], "required: --claim"),
+        (["tpu", "--name", "t", "--zone", "z", "--env", "NO_SUCH", "--", "x"], "there is no such variable here"),
+        (["sky", "--nodes", "1", "--accelerators", "A100 8", "--", "x"], "--accelerators 'A100 8'"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, capsys):
+    assert status_of(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("kind", "program"), [("slurm", "sbatch"), ("kubernetes", "kubectl"), ("sky", "sky")])
+def test_what_is_made_goes_to_the_program_of_the_place(kind, program, tmp_path, monkeypatch, capfd):
+    """As its input, or for `sky` as a file; its exit status is passed on."""
+    stand_in = tmp_path / program
+    read = "open(sys.argv[-1]).read() if len(sys.argv) > 4 else sys.stdin.read()"
+    stand_in.write_text(f"#!{sys.executable}\nimport sys\nprint({read})\nsys.exit(9)\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = [kind, *KINDS[kind], "--", "x.py"]
+    assert status_of([*command[:1], "--dry-run", *command[1:]]) == 0
+    shown = capfd.readouterr().out
+    assert status_of(command) == 9
+    assert capfd.readouterr().out == shown + "\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_that_is_not_here(kind, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert status_of([kind, *KINDS[kind], "--", "x"]) == 2
+    assert "error: there is no program " in capsys.readouterr().err
+
+
+def test_another_mpi_than_the_one_named(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA build details:\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert status_of(["mpi", "--processes", "2", "--", "x"]) == 2
+    assert "['HYDRA build details:'] of itself; give the --starter that it is" in capsys.readouterr().err

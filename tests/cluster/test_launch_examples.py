@@ -1,0 +1,31 @@
+"""launch/: what launchers would make, kept equal to what they make; scripts that shellcheck accepts."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from support.launch_examples import FOLDER, made
+
+SCRIPTS = ["slurm.sbatch", "mpi.sh", "ssh.sh", "tpu.sh"]
+
+
+@pytest.mark.parametrize("name", made())
+def test_an_example_is_what_the_launcher_makes(name):
+    text = made()[name]
+    assert (FOLDER / name).read_text() == text, "PYTHONPATH=.:tests python -m support.launch_examples writes it anew"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_sound(name):
+    assert (FOLDER / name).read_text().startswith("#!/bin/bash\n")
+    assert subprocess.run(["bash", "-n", FOLDER / name]).returncode == 0
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", "--shell=bash", FOLDER / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_page_lists_all():
+    page = (FOLDER / "README.md").read_text()
+    assert [path.name for path in sorted(FOLDER.iterdir()) if f"]({path.name})" not in page] == ["README.md"]

@@ -1,0 +1,147 @@
+"""An exported network gives what the predictor gives, and JAX alone runs it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from jax import export as jax_export
+
+from jaxnet.errors import InputError
+from jaxnet.inference import load
+from jaxnet.inference.export import description_path, export, weights_path
+from jaxnet.inference.loading import load_network
+from support.checkpointing import flip_a_bit
+from support.programs import clean_environment
+from support.trained import TEST
+
+IMAGES = TEST.image[:11]
+
+ALONE = """
+import pathlib, sys
+import jax, numpy as np
+from jax import export
+program, images, out, *weights = sys.argv[1:]
+arguments = [np.load(images)]
+if weights:
+    import safetensors.numpy
+    arguments.insert(0, safetensors.numpy.load_file(weights[0]))
+call = export.deserialize(bytearray(pathlib.Path(program).read_bytes())).call
+np.save(out, call(*arguments))
+assert not [name for name in sys.modules if name.split('.')[0] in ('flax', 'jaxnet')]
+"""
+
+
+@pytest.fixture(scope="module")
+def network(workdir):
+    return load_network(workdir)
+
+
+@pytest.fixture(scope="module")
+def expected(workdir):
+    return load(workdir)(IMAGES)
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["inside", "separate"])
+def test_jax_alone_runs_it(network, expected, tmp_path, separate):
+    out = tmp_path / "net.stablehlo"
+    written = export(network, out, separate_weights=separate)
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    np.save(tmp_path / "images.npy", IMAGES)
+    command = [sys.executable, "-c", ALONE, out, tmp_path / "images.npy", tmp_path / "out.npy"]
+    done = subprocess.run(
+        [*command, *([weights_path(out)] * separate)],
+        env=clean_environment(PYTHONPATH=""),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize("separate", [False, True], ids=["inside", "separate"])
+def test_the_predictor_runs_it(network, expected, tmp_path, batch, separate):
+    out = tmp_path / "net"
+    export(network, out, batch=batch, separate_weights=separate, platforms=("cpu",))
+    predictor = load(out, batch=16)
+    assert predictor.inputs == network.architecture.inputs
+    assert predictor.sizes == ((4,) if batch else (1, 2, 4, 8, 16))
+    np.testing.assert_allclose(predictor(IMAGES), expected, rtol=0, atol=1e-6)
+
+
+def test_in_bfloat16(workdir, tmp_path):
+    export(load_network(workdir, dtype="bfloat16"), tmp_path / "net", separate_weights=True, platforms=("cpu",))
+    np.testing.assert_allclose(load(tmp_path / "net")(IMAGES), load(workdir, dtype="bfloat16")(IMAGES), atol=1e-2)
+
+
+@pytest.fixture
+def exported(network, tmp_path):
+    out = tmp_path / "net"
+    export(network, out, separate_weights=True, platforms=("cpu",))
+    return out
+
+
+def test_a_flipped_bit_is_refused(exported):
+    for path in (exported, weights_path(exported)):
+        whole = path.read_bytes()
+        flip_a_bit(path)
+        with pytest.raises(InputError, match=f"{path} is not as it was written"):
+            load(exported)
+        path.write_bytes(whole)
+    load(exported)
+
+
+def test_what_is_missing_is_named(exported):
+    weights_path(exported).unlink()
+    with pytest.raises(InputError, match=r"net.weights.safetensors cannot be read: No such file"):
+        load(exported)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"format": "other"}', "\udcff"])
+def test_a_description_that_is_none(exported, text):
+    description_path(exported).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=r"net.json (is damaged|does not describe)"):
+        load(exported)
+
+
+def test_another_platform(network, tmp_path):
+    export(network, tmp_path / "net", platforms=("tpu",))
+    with pytest.raises(InputError, match="is for tpu; JAX has cpu here"):
+        load(tmp_path / "net")
+
+
+def test_a_program_of_a_newer_jax_is_one_message(exported, monkeypatch):
+    def fail(_):
+        raise RuntimeError("INVALID_ARGUMENT: Failed to deserialize StableHLO")
+
+    monkeypatch.setattr(jax_export.Exported, "mlir_module", fail)
+    with pytest.raises(InputError, match=r"was written with JAX [\d.]+, and JAX [\d.]+ cannot read it"):
+        load(exported)
+
+
+def test_choices_are_for_checkpoints(exported):
+    with pytest.raises(InputError, match="is a program: leave out step"):
+        load(exported, dtype="bfloat16")
+
+
+def test_where_nothing_can_be_written(network, tmp_path):
+    with pytest.raises(InputError, match="cannot be written: No such file or directory"):
+        export(network, tmp_path / "no" / "net")
+
+
+def test_an_old_description_never_stands_beside_a_new_program(network, exported, monkeypatch):
+    monkeypatch.setattr("jaxnet.inference.export._write", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(InputError, match="disk full"):
+        export(network, exported, platforms=("cpu",))
+    assert not description_path(exported).exists()
+    with pytest.raises(InputError, match=r"net\.json"):
+        load(exported)
+
+
+def test_the_description_says_what_it_takes(exported):
+    about = json.loads(description_path(exported).read_text())
+    assert about["inputs"]["image_shape"] == [8, 8, 1]
+    assert (about["batch"], about["platforms"]) == (None, ["cpu"])

@@ -1,0 +1,81 @@
+"""Networks of the zoo in use: with batches of any size when exported, and with weights from a file."""
+
+import jax
+import numpy as np
+import pytest
+from jax import export as jax_export
+
+from jaxnet.data import Inputs
+from jaxnet.errors import InputError
+from jaxnet.inference import load
+from jaxnet.inference.network import Architecture
+from jaxnet.models.zoo import ZOO
+from jaxnet.training.loss import Pixels
+from jaxnet.weights import About, write_variables
+
+
+def architecture(name, **pixels):
+    entry = ZOO[name]
+    return Architecture(entry.build(num_classes=5, width=0.125), Pixels(**pixels), Inputs(entry.image, 5))
+
+
+@pytest.mark.parametrize("name", ["alexnet_2012", "vgg11_bn", "resnet18", "lstm", "vit_tiny"])
+def test_a_batch_may_have_any_size(name):
+    network = architecture(name)
+    (size,) = jax_export.symbolic_shape("size")
+    made = jax_export.export(jax.jit(network.probabilities))(network.shapes, network.images(size))
+    assert made.out_avals[0].shape == (size, 5)
+
+
+def test_also_where_images_are_resized_on_the_device():
+    network = architecture("cifar10_quick", size=40)
+    (size,) = jax_export.symbolic_shape("size")
+    made = jax_export.export(jax.jit(network.probabilities))(network.shapes, network.images(size))
+    assert made.out_avals[0].shape == (size, 5)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    entry, draw = ZOO["cifar10_quick"], np.random.default_rng(0)
+    shapes = Architecture(entry.build(num_classes=10), Pixels(), Inputs(entry.image, 10)).shapes
+    variables = {name: draw.normal(0, 0.05, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
+    return tmp_path / "net.safetensors", variables
+
+
+def write(weights, **about):
+    path, variables = weights
+    write_variables(path, variables, About(**{"model": "cifar10_quick", "num_classes": 10, **SOURCE, **about}))
+    return path
+
+
+SOURCE = {"source": "safetensors", "source_file": "x", "source_sha256": "0"}
+
+
+def test_weights_that_were_imported(weights):
+    predictor = load(write(weights))
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
+    given = predictor(images)
+    entry = ZOO["cifar10_quick"]
+    pixels = (images / np.float32(255) - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+    params = {}
+    for name, leaf in weights[1].items():
+        _, layer, field = name.split("/")
+        params.setdefault(layer, {})[field] = leaf
+    logits = entry.build(num_classes=10).apply({"params": params}, pixels, train=False)
+    np.testing.assert_allclose(given, jax.nn.softmax(logits), atol=1e-5)
+    assert predictor.inputs.resize is None
+
+
+@pytest.mark.parametrize(
+    ("about", "options", "words"),
+    [
+        ({"model": "nothing"}, {}, "there is no model 'nothing' in the zoo: alexnet"),
+        ({}, {"model": "lstm"}, "does not hold the weights of lstm: "),
+        ({"num_classes": 7}, {}, r"does not hold the weights of cifar10_quick: .*, not float32\[.*7\]"),
+        ({"left_out": ("params/ip2/kernel",)}, {}, "lacks params/ip2/kernel, which a new head left out"),
+        ({}, {"step": 3}, "holds the weights of one network: leave out step"),
+    ],
+)
+def test_weights_that_do_not_fit(weights, about, options, words):
+    with pytest.raises(InputError, match=words):
+        load(write(weights, **about), **options)

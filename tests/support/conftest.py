@@ -1,0 +1,3 @@
+"""These files are for an interpreter that has PyTorch."""
+
+collect_ignore_glob = ["torch_*.py"]

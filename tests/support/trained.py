@@ -1,0 +1,52 @@
+"""A tiny network, trained for a few steps on the digits, for tests of its use."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+from PIL import Image
+
+import train
+from configs import digits
+from jaxnet.comm import make_mesh
+from jaxnet.data import Digits
+from jaxnet.models import CNN
+from jaxnet.training.config import Log
+
+TEST = Digits().load("test")
+
+
+def config(**fields):
+    """45 steps, two evaluations, averaged parameters."""
+    return replace(
+        digits.get_config(),
+        model=CNN(10, widths=(4, 8), hidden=16, norm=True),
+        **{"epochs": 2, "eval_every_epochs": 1, "average_decay": 0.8, "strategy": "xla"},
+        log=Log(tensorboard=False),
+        **fields,
+    )
+
+
+def trained(workdir, **fields):
+    """The summary of a run in `workdir`."""
+    return train.train(config(**fields), workdir, quiet=True)
+
+
+def plain_probabilities(config, workdir):
+    """What a run's newest state gives for the test images, by the trainer's own parts and without padding."""
+    mesh = make_mesh(1, jax.devices()[:1])
+    experiment = train.prepare(config, mesh, config.data.load("train"))
+    checkpoints = train.Checkpoints(workdir / "checkpoints")
+    like = train.abstract_state(experiment.layout.whole_shapes, mesh)
+    params, stats = experiment.layout.evaluated(checkpoints.restore_latest(like).state)
+    checkpoints.close()
+    images = config.pixels.normalize(TEST.image)
+    return np.asarray(jax.nn.softmax(experiment.model.apply(params, stats, images, train=False, keys=None)[0]))
+
+
+def write_digits(directory, count=4):
+    """The first test images as PNG files of their own size; their paths."""
+    paths = [directory / f"{index}.png" for index in range(count)]
+    for path, image in zip(paths, TEST.image[:, :, :, 0], strict=False):
+        Image.fromarray(image).save(path)
+    return paths

@@ -1,0 +1,134 @@
+"""Runs that begin with weights from a file."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxnet import comm
+from jaxnet.data import Synthetic
+from jaxnet.errors import InputError
+from jaxnet.models import CNN, from_linen
+from jaxnet.training.config import Config, Log
+from jaxnet.training.experiment import prepare
+from jaxnet.training.initial import initial_values, weights_digest
+from jaxnet.training.optimizer import Optimizer
+from jaxnet.weights import About, write_variables
+from support.refusals import says
+from train import train
+
+DATA = Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16)
+MODEL = CNN(2, widths=(4,), hidden=8, norm=True)
+CONFIG = Config(
+    model=MODEL,
+    data=DATA,
+    epochs=1,
+    batch_size=16,
+    eval_batch_size=16,
+    optimizer=Optimizer(learning_rate=0.01),
+    log=Log(tensorboard=False),
+)
+HEAD = ("params/dense_1/bias", "params/dense_1/kernel")
+
+
+def variables_of(model, image=(8, 8, 1), seed=7):
+    """Values that no layer starts from."""
+    shapes = jax.eval_shape(from_linen(model).init, jax.random.key(0), jax.ShapeDtypeStruct((1, *image), "float32"))
+    draw = np.random.default_rng(seed)
+    tree = {"params": shapes.params, **shapes.stats}
+    return {
+        name: draw.uniform(0.1, 0.9, leaf.shape).astype(np.float32)
+        for name, leaf in flatten_dict(tree, sep="/").items()
+    }
+
+
+def written(path, values, left_out=()):
+    write_variables(path, values, About("cnn", 2, "torchvision", "cnn.pth", "0" * 64, left_out))
+    return str(path)
+
+
+def evaluated(config, mesh_shape=(2, 4)):
+    """By name, what the state before the first step is evaluated by."""
+    experiment = prepare(config, comm.make_mesh(mesh_shape[0]), DATA.load("train"))
+    params, stats = experiment.layout.evaluated(experiment.first_state())
+    return {name: np.asarray(leaf) for name, leaf in flatten_dict({"params": params, **stats}, sep="/").items()}
+
+
+def assert_same(got, wanted):
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["hierarchical", "xla", "s_caffe_obr", "local_sgd"])
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_the_first_state_is_the_file(tmp_path, strategy, average):
+    values = variables_of(MODEL)
+    path = written(tmp_path / "weights.safetensors", values)
+    assert_same(evaluated(replace(CONFIG, initial_weights=path, strategy=strategy, average_decay=average)), values)
+
+
+def test_what_was_left_out_starts_as_it_would_without_the_file(tmp_path):
+    values = variables_of(MODEL)
+    body = {name: value for name, value in values.items() if name not in HEAD}
+    path = written(tmp_path / "weights.safetensors", body, HEAD)
+    fresh = evaluated(CONFIG)
+    assert_same(evaluated(replace(CONFIG, initial_weights=path)), {**body, **{name: fresh[name] for name in HEAD}})
+
+
+def test_colours_are_summed_for_grey_images(tmp_path):
+    colour = variables_of(MODEL, image=(8, 8, 3))
+    path = written(tmp_path / "weights.safetensors", colour)
+    found = evaluated(replace(CONFIG, initial_weights=path))
+    kernel = "params/conv_0/kernel"
+    np.testing.assert_array_equal(found[kernel], colour[kernel].sum(2, keepdims=True))
+    model = from_linen(MODEL)
+    grey = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)
+    one, three = (logits_of(model, values, images) for values, images in ((found, grey), (colour, grey.repeat(3, -1))))
+    np.testing.assert_allclose(one, three, rtol=1e-5)
+
+
+def logits_of(model, values, images):
+    tree = unflatten_dict(values, sep="/")
+    return model.apply(tree.pop("params"), tree, images, train=False, keys=None)[0]
+
+
+def test_a_run_trains_on_from_the_file_and_a_checkpoint_needs_it_no_more(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    values = variables_of(MODEL)
+    config = replace(CONFIG, initial_weights=written(path, values), optimizer=Optimizer(groups=(("conv_*", 0.0),)))
+    half = train(replace(config, epochs=0.5), tmp_path / "run", quiet=True)
+    assert half["steps"] == 1
+    path.unlink()
+    assert train(config, tmp_path / "run", allow_config_change=True, quiet=True)["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda values: values.pop("params/conv_0/kernel"), ["params/conv_0/kernel is not in the file"]),
+        (lambda values: values.update(extra=np.zeros(1, np.float32)), ["extra is not in the model"]),
+        (
+            lambda values: values.update({"params/dense_1/bias": np.zeros(5, np.float32)}),
+            ["params/dense_1/bias is [5], and [2] in the model", "--new-head"],
+        ),
+    ],
+)
+def test_weights_of_another_network_are_refused(tmp_path, change, words):
+    values = variables_of(MODEL)
+    change(values)
+    path = written(tmp_path / "weights.safetensors", values)
+    shapes = jax.eval_shape(from_linen(MODEL).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 1), "float32"))
+    with pytest.raises(InputError) as refused:
+        initial_values(path, shapes)
+    says(str(refused.value), [f"initial_weights={path}", *words])
+
+
+def test_processes_compare_what_they_read(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    written(one, variables_of(MODEL))
+    written(two, variables_of(MODEL, seed=8))
+    assert weights_digest(str(one)) != weights_digest(str(two))
+    assert weights_digest(str(tmp_path / "absent")) == "No such file or directory"

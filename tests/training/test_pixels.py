@@ -1,0 +1,68 @@
+"""What is done to every image, in training and in evaluation."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs import digits
+from jaxnet import comm
+from jaxnet.data import Digits
+from jaxnet.errors import InputError
+from jaxnet.models import CNN
+from jaxnet.training.experiment import prepare
+from jaxnet.training.loss import Pixels
+from jaxnet.training.mixing import Mixing
+from support.refusals import says
+
+IMAGES = np.random.RandomState(0).randint(0, 256, (2, 4, 6, 3)).astype(np.uint8)
+
+
+def linear(values, size):
+    """Bilinear along axis 1, to more pixels, whose centres lie as those of the old ones do."""
+    old = values.shape[1]
+    place = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)
+    below = np.minimum(place.astype(int), old - 2)
+    part = (place - below)[None, :, None, None]
+    return (1 - part) * values[:, below] + part * values[:, below + 1]
+
+
+def test_resizing_is_bilinear_and_comes_before_normalization():
+    wanted = linear(linear(IMAGES / 255, 9).swapaxes(1, 2), 9).swapaxes(1, 2)
+    got = Pixels((0.5, 0.4, 0.3), (0.2,), size=9).normalize(IMAGES)
+    np.testing.assert_allclose(got, (wanted - np.array([0.5, 0.4, 0.3])) / 0.2, atol=1e-5)
+
+
+def test_a_smaller_size_averages():
+    got = Pixels((0.0,), (1.0,), size=2).normalize(
+        np.tile(np.array([0, 255], np.uint8)[None, :, None, None], (1, 16, 32, 1))
+    )
+    np.testing.assert_allclose(got, 128 / 255, atol=0.02)
+
+
+def test_the_same_size_changes_nothing():
+    square = IMAGES[:, :, :4]
+    np.testing.assert_array_equal(Pixels(size=4).normalize(square), Pixels().normalize(square))
+
+
+def config_with(**changes):
+    config = dataclasses.replace(digits.get_config(), model=CNN(10, widths=(4, 8, 8, 8), hidden=16))
+    return dataclasses.replace(config, batch_size=32, eval_batch_size=32, **changes)
+
+
+def test_a_network_too_deep_for_the_images_takes_them_resized():
+    mesh, source = comm.make_mesh(1, jax.devices()[:2]), Digits().load("train")
+    with pytest.raises(InputError, match="images of 8x8"):
+        prepare(config_with(), mesh, source)
+    experiment = prepare(config_with(pixels=Pixels(size=16)), mesh, source)
+    assert experiment.batch_shapes["image"].shape == (32, 8, 8, 1)  # as it travels to the device
+    jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes)
+
+
+def test_pairs_are_refused_where_a_device_would_break_them():
+    mesh, source = comm.make_mesh(1, jax.devices()[:8]), Digits().load("train")
+    config = dataclasses.replace(config_with(), model=CNN(10, widths=(4,)), mixing=Mixing(mixup=0.2), batch_size=24)
+    with pytest.raises(InputError) as error:
+        prepare(config, mesh, source)
+    says(str(error.value), ["batch_size=24: wanted a multiple of 16, for 8 devices", "even number", "nearest: 32"])

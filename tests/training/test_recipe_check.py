@@ -1,0 +1,36 @@
+"""Recipes that cannot be followed are refused, naming the key."""
+
+import pytest
+
+from jaxnet.errors import InputError
+from jaxnet.training.config_file import load_config
+from support.programs import ROOT
+from support.refusals import every, says
+
+STEP = "optimizer.schedule=step"
+CASES = {
+    "two warm-ups": ("optimizer.warmup_epochs=5", "warmup_steps=50", "warmup_epochs=5.0", "set one of them to 0"),
+    "step without milestones": (STEP, "optimizer.milestones=() does not go with optimizer.schedule=step"),
+    "milestones without step": ("optimizer.milestones=0.5", "does not go with optimizer.schedule=cosine"),
+    "milestones in epochs": (f"{STEP} optimizer.milestones=30,60", "wanted parts of the run between 0 and 1"),
+    "milestones not in order": (f"{STEP} optimizer.milestones=0.5,0.2", "each larger than the one before"),
+    "negative multiplier": ("optimizer.groups=conv_0:-1", "'conv_0' has the multiplier -1.0: wanted at least 0"),
+    "group without multiplier": ("optimizer.groups=conv_0", "wanted a comma-separated tuple, each text:a number"),
+    "power": ("optimizer.power=0", "optimizer.power=0.0: wanted a number above 0"),
+    "factor": ("optimizer.factor=0", "optimizer.factor=0.0: wanted a number above 0"),
+    "reference batch": ("optimizer.reference_batch=0", "optimizer.reference_batch=0: wanted at least 1, or none"),
+    "start of warm-up": ("optimizer.warmup_from=2", "optimizer.warmup_from=2.0: wanted 0 to 1"),
+    "mixup": ("mixing.mixup=-1", "mixing.mixup=-1.0: wanted at least 0"),
+    "probability": ("mixing.probability=2", "mixing.probability=2.0: wanted 0 to 1"),
+    "brightness": ("augmentation.brightness=1.5", "augmentation.brightness=1.5: wanted 0 to 1"),
+    "size": ("pixels.size=0", "pixels.size=0: wanted at least 1, or none"),
+    "resolutions in epochs": ("resolutions=0:128,6:160", "wanted (part of the run, size) from 0 on"),
+    "resolutions that are no pairs": ("resolutions=128", "each a number:an integer"),
+}
+
+
+@every(CASES)
+def test_a_recipe_that_cannot_be_followed(given, words):
+    with pytest.raises(InputError) as error:
+        load_config(ROOT / "configs/digits.py", given.split())
+    says(str(error.value), words)
