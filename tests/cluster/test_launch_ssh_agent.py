@@ -67,7 +67,7 @@ def test_one_fails_and_the_stubborn_other_is_killed_after_the_grace():
 
 def test_several_are_told_apart():
     with agent("sh", "-c", "echo out; echo err >&2", slots=2) as process:
-        out, err = process.communicate()
+        out, err = process.stdout.read(), process.stderr.read()  # the input stays open until both have ended
         assert sorted(out.splitlines()) == ["[0] out", "[1] out"]
         assert sorted(err.splitlines()) == ["[0] err", "[1] err"]
 
