@@ -28,6 +28,16 @@ def read_all(folder: str) -> dict[str, str]:
     return {key.rsplit("/", 1)[1]: value for key, value in _client().key_value_dir_get(folder)}
 
 
+def await_value(key: str, timeout_seconds: float) -> str | None:
+    """What is published under `key`, as soon as it is; None when that took too long."""
+    try:
+        return str(_client().blocking_key_value_get(key, int(timeout_seconds * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        return None
+
+
 def wait_for_all(name: str, timeout_seconds: float) -> bool:
     """Wait until every process waits for `name`; False when that took too long. A name is used once."""
     try:

@@ -11,6 +11,7 @@ from jaxnet.cluster import coordination, gloo, mpi
 from jaxnet.cluster.address import check_interface
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place
 from jaxnet.cluster.leave import leave_on_uncaught_errors
+from jaxnet.cluster.proxies import go_around
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.cluster.threads import spare_thread
 from jaxnet.errors import InputError
@@ -124,6 +125,7 @@ def _initialize(place: Place, timeout_seconds: float) -> None:
                 f" set {COORDINATOR}, {COUNT} and {INDEX} in each instead"
             ) from None
         return
+    go_around(os.environ, place.coordinator.host)
     jax.distributed.initialize(
         coordinator_address=str(place.coordinator),
         num_processes=place.process_count,

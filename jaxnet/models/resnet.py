@@ -135,7 +135,7 @@ class ResNet(nn.Module):
                 )
                 x = block(x, train=train)
         x = x.mean((1, 2))
-        classifier = nn.initializers.normal(0.01)  # as in Goyal et al. (2017)
+        classifier = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's, as in torchvision
         return nn.Dense(self.num_classes, dtype=self.dtype, kernel_init=classifier, name="fc")(x).astype(jnp.float32)
 
     def _stem(self, x: jax.Array, train: bool) -> jax.Array:

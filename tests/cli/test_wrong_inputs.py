@@ -45,8 +45,7 @@ OVERRIDES = {
     "choice of norms": ("batch_norm=sync", "batch_norm=sync: wanted one of local, host, global"),
     "list": ("model.widths=8,wide", "model.widths=8,wide: wanted a comma-separated tuple, each an integer"),
     "not none": ("batch_size=none", "batch_size=none: wanted an integer"),
-    "dtype": ("model.dtype=float16", "model.dtype=float16: wanted one of float32, bfloat16"),
-    "unknown dtype": ("model.dtype=fp32", "model.dtype=fp32: wanted one of float32, bfloat16"),
+    "unknown dtype": ("model.dtype=fp32", "model.dtype=fp32: wanted one of float32, bfloat16, float16"),
     # ranges
     "no epochs": ("epochs=0", "epochs=0.0: wanted a number above 0"),
     "more steps than can be counted": ("epochs=1e12", "epochs=1000000000000.0", "steps; wanted below 2147483648"),

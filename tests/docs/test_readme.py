@@ -65,8 +65,8 @@ def check(words):
         case ["jaxnet", "lab", *arguments]:
             inner = in_the_lab(["lab", *arguments])
             check([inner[0].removeprefix(".venv/bin/"), *inner[1:]])
-        case ["jaxnet", "bench" | "timeline", *_]:  # they take their time, or a run
-            ask([*words, "--help"])
+        case ["jaxnet", "bench" | "timeline" | "predict" | "export" | "data" | "import", *_]:
+            ask([*words, "--help"])  # they take their time, a run, or a file
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))
         case ["train.py", *arguments] | ["python", "train.py", *arguments]:
@@ -74,6 +74,8 @@ def check(words):
             load_config(args.config, args.overrides)
         case ["mpirun", "-n", _, ".venv/bin/python", "-m", "mpi4py", *command]:
             check(command)
+        case ["jaxnet", "launch", *arguments] if "--dry-run" in arguments:
+            ask(words)
         case ["jaxnet", "launch", *arguments]:
             check(launched(["launch", *arguments]))
         case ["jaxnet", *_]:

@@ -13,7 +13,7 @@ import pytest
 from configs import digits
 from jaxnet import comm
 from jaxnet.checkpoints import Checkpoints
-from jaxnet.comm.strategies import bmuf, local_sgd, post_local_sgd
+from jaxnet.comm.strategies.local import bmuf, local_sgd, post_local_sgd
 from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN

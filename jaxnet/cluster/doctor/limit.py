@@ -1,0 +1,39 @@
+"""A time limit on anything: a lookup of a name, a dead file server, a collective that nobody joins."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class TimedOut(Exception):
+    """It took longer than it may; a thread of this process still waits for it."""
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """What `function` returns or raises, or `TimedOut`.
+
+    Nothing can end a thread that waits in the kernel: it is left behind, and a process in which that happened
+    must end by `os._exit`.
+
+    >>> within(60, lambda: 1 + 1)
+    2
+    """
+    answer: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answer.put((function(), None))
+        except BaseException as error:
+            answer.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        value, error = answer.get(timeout=seconds)
+    except queue.Empty:
+        raise TimedOut from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
