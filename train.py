@@ -10,8 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,70 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.checkpoints import Checkpoints, OneWriter
+from jaxnet.checkpoints import Checkpoints, Consensus, Enduring, OneWriter
 from jaxnet.cli.parser import Parser, given_path
 from jaxnet.cluster.agreement import check_agreement
+from jaxnet.cluster.code import code_digests
 from jaxnet.cluster.leave import leave
+from jaxnet.cluster.progress import noted
 from jaxnet.cluster.start import Cluster, start, start_by_mpi
 from jaxnet.comm import make_mesh, mpi_world, split_by_example, verify
 from jaxnet.data import DeviceBatch, Shard, Source, eval_batches, inputs_of, placed, train_batches
 from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.report.goodput import goodput_line
+from jaxnet.training.compile_cache import compile_cache
 from jaxnet.training.config import Config
 from jaxnet.training.config_file import load_config
-from jaxnet.training.config_keys import differences, flatten, to_json
+from jaxnet.training.config_keys import default_values, differences, flatten, to_json
+from jaxnet.training.ensemble_evaluation import evaluate_ensemble, make_ensemble_eval_step
+from jaxnet.training.ensemble_report import ensemble_summary, ensemble_table
 from jaxnet.training.evaluation import evaluate, make_eval_step
 from jaxnet.training.experiment import Experiment, prepare
 from jaxnet.training.guard import Counts
 from jaxnet.training.initial import weights_digest
+from jaxnet.training.ledger import Ledger, process_start
 from jaxnet.training.loop import Evaluate, Loop, Outcome
 from jaxnet.training.loss_scale import stored_scale
 from jaxnet.training.plan_report import plan_text, wire_bytes_per_step
 from jaxnet.training.profiling import ProfileWindow, write_programs
-from jaxnet.training.progress import Display, show_warnings
-from jaxnet.training.records import NoRecords, Records, make_workdir, read_settings, write_whole
+from jaxnet.training.progress import Display, say_nothing, say_warning, show_warnings
+from jaxnet.training.records import NoRecords, Records, make_workdir, read_settings, write_whole, writing
 from jaxnet.training.recovery import Recovery, Stream
 from jaxnet.training.resolutions import batches_in_phases, step_by_size
 from jaxnet.training.state import TrainState, abstract_state
 from jaxnet.training.stopping import StopSignal
+from jaxnet.training.watchdog import Alarm
+from jaxnet.training.workdir import held
 
 
-def train(config: Config, workdir: Path, *, allow_config_change: bool = False, quiet: bool = False) -> dict[str, Any]:
-    """Train as `config` says; returns the summary that is also written to `<workdir>/summary.json`."""
+def train(
+    config: Config,
+    workdir: Path,
+    *,
+    allow_config_change: bool = False,
+    quiet: bool = False,
+    alarm: Alarm | None = None,
+    ledger: Ledger | None = None,
+) -> dict[str, Any]:
+    """Train as `config` says; returns the summary that is also written to `<workdir>/summary.json`.
+
+    `alarm`, which ends a process that hangs, and a `ledger` of all its time, are for who owns the process.
+    """
+    with ExitStack() as during:
+        given = alarm or Alarm(config.watchdog), ledger or Ledger()
+        return train_during(during, *given, config, workdir, allow_config_change, quiet)
+
+
+def train_during(
+    during: ExitStack,
+    alarm: Alarm,
+    ledger: Ledger,
+    config: Config,
+    workdir: Path,
+    allow_config_change: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    """As `train`; what is entered into `during` lasts until the end."""
     started = time.perf_counter()
 
     # ---- Processes and mesh -------------------------------------------------------------------------------
@@ -63,11 +98,21 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     # ---- Model, optimizer, strategy, step: shapes and functions, no arrays yet ----------------------------
     experiment = prepare(config, mesh, source)
 
-    # ---- State: restored from the newest good checkpoint, or made on the mesh -----------------------------
+    # ---- Workdir: held by this run alone; what was compiled before lies there -----------------------------
     make_workdir(workdir)
     settings = flatten(config)
-    refuse_changes(workdir / "config.json", settings, allowed=allow_config_change)
-    checkpoints = open_checkpoints(config, workdir, cluster)
+    refuse_changes(workdir / "config.json", settings, default_values(config), allowed=allow_config_change)
+    told = cluster.ranks.told if cluster.ranks else Consensus().decided
+    fence = during.enter_context(held(workdir, told, ledger.beat))
+    if primary:
+        with writing(workdir / "ledger.jsonl"):
+            ledger.open(workdir / "ledger.jsonl", fence=fence)
+        during.callback(ledger.close)
+    if config.compile_cache is not None and not cluster.ranks:  # with MPI a program holds addresses of its process
+        during.enter_context(compile_cache(workdir / Path(config.compile_cache).expanduser()))
+
+    # ---- State: restored from the newest good checkpoint, or made on the mesh -----------------------------
+    checkpoints = Enduring(open_checkpoints(config, workdir, cluster, fence), say_warning if primary else say_nothing)
     like = abstract_state(experiment.layout.whole_shapes, mesh)
     restored = checkpoints.restore_latest(like, defaults=stored_scale())
     first_step = 0 if restored is None else restored.step
@@ -75,7 +120,8 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
 
     # ---- Step: compiled once for each size of images, and checked against the plan ------------------------
     lowered = experiment.step.lower(state, experiment.batch_shapes)
-    compiled = lowered.compile()
+    with ledger.during("compile"):
+        compiled = lowered.compile()
     check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
     by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, compiled)
 
@@ -85,7 +131,7 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
     if primary:
         write_whole(workdir / "config.json", to_json(config))
-    written = Records(workdir, tensorboard=config.log.tensorboard) if primary else NoRecords()
+    written = Records(workdir, tensorboard=config.log.tensorboard, fence=fence) if primary else NoRecords()
 
     def batches_from(step: int) -> Generator[DeviceBatch, None, None]:
         return batches_in_phases(
@@ -116,11 +162,14 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
         gathered = [cluster.ranks.given_by_all] if cluster.ranks else []
         recovery = Recovery(config.guard, experiment, checkpoints, met, display.say, *gathered)
         loop = Loop(
-            *(config, experiment, step, test, checkpoints, records, display, profile, settings, inputs, stop, recovery)
+            *(config, experiment, step, test, checkpoints, records, display, profile, settings, inputs, stop, recovery),
+            *(alarm, ledger),
         )
+        ledger.began(first_step)
         outcome = loop.run(state, on_devices, first_step)
 
     # ---- Summary ------------------------------------------------------------------------------------------
+    ledger.enter("other")
     checkpoints.close()
     path = workdir / "summary.json"
     if outcome.step == first_step and path.exists():
@@ -130,30 +179,42 @@ def train(config: Config, workdir: Path, *, allow_config_change: bool = False, q
     summary = summarize(config, experiment, mesh, outcome, first_step, cluster)
     summary["damaged_records"] = len(getattr(source, "damaged", ()))  # that this process met and replaced
     summary["seconds"] = time.perf_counter() - started
+    summary["not_saved"] = checkpoints.unsaved
+    account = ledger.close()
+    if account and not quiet:
+        print(goodput_line(account))
     if primary:
+        fence()
         write_whole(path, json.dumps(summary, indent=2) + "\n")
+        if not quiet and (table := ensemble_table(summary)):
+            print(table)
     return summary
 
 
-def open_checkpoints(config: Config, workdir: Path, cluster: Cluster) -> Checkpoints | OneWriter:
+def open_checkpoints(
+    config: Config, workdir: Path, cluster: Cluster, fence: Callable[[], None]
+) -> Checkpoints | OneWriter:
     """The run's checkpoints; with MPI, where no array spans the processes, those of rank 0."""
     directory, keep = workdir / "checkpoints", config.checkpoints.keep
     if cluster.ranks:
-        return OneWriter(directory, cluster.ranks, keep=keep, best="accuracy")
-    return Checkpoints(directory, keep=keep, best="accuracy")
+        return OneWriter(directory, cluster.ranks, keep=keep, best="accuracy", fence=fence)
+    return Checkpoints(directory, keep=keep, best="accuracy", fence=fence)
 
 
 def make_test(
     config: Config, experiment: Experiment, mesh: Mesh, source: Source, shard: Shard, cluster: Cluster
 ) -> Evaluate:
     """Loss and accuracy of a state on the whole of `source`."""
-    step = make_eval_step(experiment.model, config.pixels, mesh)
+    ensemble = config.ensemble.on
+    step = (make_ensemble_eval_step if ensemble else make_eval_step)(experiment.model, config.pixels, mesh)
     across = [cluster.ranks.totals] if cluster.ranks else []
 
     def test(state: TrainState) -> dict[str, float]:
         batches = eval_batches(source, batch_size=config.eval_batch_size, shard=shard)
         params, stats = experiment.layout.evaluated(state)
         with closing(placed(batches, split_by_example(mesh))) as on_devices:
+            if ensemble:
+                return evaluate_ensemble(step, params, stats, on_devices, mesh)
             return evaluate(step, params, stats, on_devices, mesh, *across)
 
     return test
@@ -178,6 +239,7 @@ def fingerprint(config: Config) -> dict[str, str]:
         "devices per process": str(local_device_count()),
         **({} if config.initial_weights is None else {"initial weights": weights_digest(config.initial_weights)}),
         **{package: version(package) for package in packages},
+        **code_digests(),
     }
 
 
@@ -192,11 +254,11 @@ def local_device_count() -> int:
         ) from error
 
 
-def refuse_changes(saved: Path, settings: dict[str, Any], *, allowed: bool) -> None:
-    """Stop if the workdir belongs to a run with another config, naming the keys."""
+def refuse_changes(saved: Path, settings: dict[str, Any], defaults: dict[str, Any], *, allowed: bool) -> None:
+    """Stop if the workdir belongs to a run with another config, naming the keys; those it lacks had their defaults."""
     if allowed or not saved.exists():
         return
-    changed = differences(read_settings(saved), settings)
+    changed = differences(read_settings(saved), settings, defaults)
     if changed:
         raise InputError(
             f"{saved.parent} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
@@ -212,7 +274,7 @@ def summarize(
     return {
         "steps": outcome.step,
         "finished": outcome.step >= experiment.total_steps,
-        **outcome.evaluation,
+        **ensemble_summary(config, outcome.evaluation),
         "strategy": experiment.strategy.name,
         "wire_bytes_per_step": wire_bytes_per_step(experiment, mesh),
         "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,
@@ -232,7 +294,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Train a model; run again with the same workdir, it continues.",
         epilog="example: python train.py --config configs/digits.py strategy=ddp optimizer.learning_rate=0.05",
     )
-    parser.add_argument("--config", required=True, help="a Python file with get_config(), such as configs/digits.py")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="a Python file with get_config(), such as configs/digits.py; FILE is run",
+    )
     parser.add_argument("--workdir", type=given_path, help="where the run writes; default runs/NAME")
     parser.add_argument("--allow-config-change", action="store_true", help="continue a run although its config differs")
     parser.add_overrides()
@@ -243,13 +310,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; the result is the exit status."""
     args = parse(sys.argv[1:] if argv is None else argv)
     config = load_config(args.config, args.overrides)
-    summary = train(
-        config,
-        args.workdir or Path("runs") / Path(args.config).stem,
-        allow_config_change=args.allow_config_change,
-    )
+    with Alarm(config.watchdog, noted(os.environ)) as alarm:
+        summary = train(
+            config,
+            args.workdir or Path("runs") / Path(args.config).stem,
+            allow_config_change=args.allow_config_change,
+            alarm=alarm,
+            ledger=Ledger(process_start()),
+        )
     if start().process_index == 0:  # the processes have been joined above
         print(json.dumps(summary))
+    if summary.get("not_saved"):
+        raise InputError(f"the last checkpoint is missing: {summary['not_saved']}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Checkpoints that are either whole or not there.
 
-Orbax writes the arrays into `000200-1.saving/`; every file there is digested into a manifest; only then is
+Orbax writes the arrays into `000200-NAME-1.saving/`; every file there is digested into a manifest; only then is
 the directory renamed to `000200/`, and only then are older steps deleted. So whatever is called by a step was
 complete and sealed when it got that name, whenever the processes are killed.
 
@@ -13,9 +13,9 @@ import itertools
 import json
 import logging
 import os
-import re
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,13 +25,20 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.consensus import Consensus
 from jaxnet.checkpoints.defaults import NO_DEFAULTS, as_stored, filled
+from jaxnet.checkpoints.failures import LOST, why_not
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
+from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
+
+
+class NotSaved(InputError):
+    """A step is not on the disk, for a reason that may pass; those before it are as they were."""
 
 
 class Restored(NamedTuple):
@@ -53,6 +60,10 @@ class Checkpoints:
       the others is not read again until a restore.
     - A changed, truncated or missing file is noticed before anything of its step is used.
 
+    - A save that fails on any process fails on all, with the same reason, and deletes nothing but its own files.
+
+    Before anything is published or deleted, process 0 calls `fence`, which raises Lost if this run may no more.
+
     Raises InputError when the directory cannot be written or is not the same one on all processes.
     """
 
@@ -63,6 +74,7 @@ class Checkpoints:
         keep: int = 3,
         best: str | None = None,
         best_mode: Literal["max", "min"] = "max",
+        fence: Callable[[], None] = lambda: None,
     ):
         if keep < 1:
             raise InputError(f"checkpoints: keep is {keep}; at least 1 must be kept")
@@ -70,23 +82,27 @@ class Checkpoints:
             raise InputError(f"checkpoints: best_mode is {best_mode!r}; it is 'max' or 'min'")
         self._keep = keep
         self._best = None if best is None else Best(best, best_mode)
-        self._files = CheckpointFiles(Path(directory).absolute())
+        self._files, self._fence = CheckpointFiles(Path(directory).absolute()), fence
         self._consensus = Consensus()
-        self._require_usable()
+        name = self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step whose checkpoint equals the present state
         logging.getLogger("absl").addFilter(_not_orbax_error)
-        self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.StandardCheckpointHandler(),
+            async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._consensus.meet),
+        )
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: tuple[int, Future[None]] | None = None
-        self._attempts = itertools.count(1)
+        self._pending: tuple[int, Future[str]] | None = None
+        self._attempts = (f"{name}-{number}" for number in itertools.count(1))
 
     def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
         """Start to save; return when `state` has been copied and its buffers may be donated.
 
         `state` is a pytree of jax.Arrays, `extra` small JSON. Waits for the save before this one. Saving the
-        step that was last saved or restored does nothing: it is there. Raises InputError when the save before
-        has failed, and for a step that is not newer than all there, which a resume would not find again.
+        step that was last saved or restored does nothing: it is there. Raises NotSaved when the save before has
+        failed or this one cannot begin, and InputError for a step that is not newer than all there, which a resume
+        would not find again.
         """
         self.wait()
         if step == self._current:
@@ -100,26 +116,20 @@ class Checkpoints:
         about = self._about(step, extra, metrics or {}, described(leaves))
         arrays = nested({name: leaf for name, leaf in leaves.items() if leaf.size})
         staged = self._files.staging(step, next(self._attempts))
-        try:
-            if self._consensus.primary:
-                self._files.sweep()
-                staged.mkdir()
-            self._orbax.save(staged / "state", args=ocp.args.StandardSave(arrays))
-        except OSError as error:
-            raise self._unwritten(step, error) from error
+        if failure := self._consensus.begin(lambda: why_not(lambda: self._stage(staged))):
+            raise self._raised(step, failure)
+        failure = why_not(lambda: self._orbax.save(staged / "state", args=ocp.args.StandardSave(arrays)))
         self._current = step
-        self._pending = (step, self._committer.submit(self._commit, staged, step, about))
+        self._pending = (step, self._committer.submit(self._commit, staged, step, about, failure))
 
     def wait(self) -> None:
-        """Return when what was saved is on the disk; raises InputError with what kept it from that."""
+        """Return when what was saved is on the disk; raises NotSaved, on all processes, with what kept it from that."""
         if self._pending is None:
             return
         (step, done), self._pending = self._pending, None
-        try:
-            done.result()
-        except Exception as error:
+        if failure := done.result():
             self._current = None
-            raise self._unwritten(step, error) from error
+            raise self._raised(step, failure)
 
     def steps(self) -> list[int]:
         """The steps on the disk, in ascending order; a save still under way is not among them."""
@@ -171,7 +181,7 @@ class Checkpoints:
         return self._restore(step, found.about, like)
 
     def close(self) -> None:
-        """Wait, and end the background threads; raises InputError as `wait` does."""
+        """Wait, and end the background threads; raises as `wait` does."""
         try:
             self.wait()
         finally:
@@ -192,17 +202,29 @@ class Checkpoints:
         copied: dict[str, Any] = json.loads(json.dumps(about))
         return copied
 
-    def _commit(self, staged: Path, step: int, about: dict[str, Any]) -> None:
-        self._orbax.wait_until_finished()
-        try:
-            if self._consensus.primary:
-                self._publish(staged, step, about)
-        finally:
-            self._consensus.barrier()  # also after a failure, which the primary process alone reports
-        self._newest = step
+    def _stage(self, staged: Path) -> None:
+        self._fence()
+        self._files.stage(staged)
 
-    def _publish(self, staged: Path, step: int, about: dict[str, Any]) -> None:
-        self._files.publish(staged, step, about)
+    def _commit(self, staged: Path, step: int, about: dict[str, Any], failure: str) -> str:
+        """Finish a save in the background; "" or why it failed, here or on another process."""
+        failure = failure or why_not(lambda: self._written(staged, step, about))
+        failure = self._consensus.end(failure)
+        if not failure:
+            self._newest = step
+        elif self._consensus.primary:
+            shutil.rmtree(staged, ignore_errors=True)  # on a full disk, others need the place
+        return failure
+
+    def _written(self, staged: Path, step: int, about: dict[str, Any]) -> None:
+        self._orbax.wait_until_finished()
+        if self._consensus.primary:
+            manifest.write(staged, about)
+            self._fence()
+            self._publish(staged, step)
+
+    def _publish(self, staged: Path, step: int) -> None:
+        self._files.publish(staged, step)
         try:
             self._files.retire(self._keep, self._best)
         except OSError as error:
@@ -232,7 +254,8 @@ class Checkpoints:
         state = jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted])
         return Restored(step, state, about["extra"])
 
-    def _require_usable(self) -> None:
+    def _require_usable(self) -> str:
+        """Return a name that no other run in this directory has."""
         root = self._files.root
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -245,12 +268,12 @@ class Checkpoints:
             raise InputError(f"checkpoints cannot be written to {root}: {error.strerror}") from error
         if not np.all(seen):
             raise not_shared(root, np.flatnonzero(~np.atleast_1d(seen)).tolist())
+        return str(name.rpartition("-")[2])
 
-    def _unwritten(self, step: int, error: Exception) -> InputError:
-        # What Orbax's storage reports buries the system's reason in a paragraph of its own paths.
-        code = re.search(r"os_error_code='(\d+)'", str(error))
-        reason = os.strerror(int(code[1])) if code else (str(error) or type(error).__name__).splitlines()[0]
-        return InputError(f"checkpoint step {step} could not be written to {self._files.root}: {reason}")
+    def _raised(self, step: int, failure: str) -> InputError:
+        if failure.startswith(LOST):
+            return Lost(failure.removeprefix(LOST))
+        return NotSaved(f"checkpoint step {step} could not be written to {self._files.root}: {failure}")
 
 
 def not_shared(root: Path, blind: Sequence[int]) -> InputError:

@@ -44,10 +44,11 @@ class CheckpointFiles:
         """Where a complete checkpoint of `step` is."""
         return self.root / f"{step:06d}"
 
-    def staging(self, step: int, attempt: int) -> Path:
+    def staging(self, step: int, attempt: str) -> Path:
         """Where a checkpoint of `step` is made; it is not read from there.
 
-        Each attempt has its own place, because after a failure a storage thread may write on for a while.
+        Each attempt has its own place, because after a failure a storage thread may write on for a while, as may
+        a run that another has replaced.
         """
         return self.root / f"{step:06d}-{attempt}{_SAVING}"
 
@@ -62,9 +63,13 @@ class CheckpointFiles:
             if path.suffix in (_SAVING, _DELETING):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def publish(self, staged: Path, step: int, about: dict[str, Any]) -> None:
-        """Seal what was staged and give it the name of `step`; from then on it is a checkpoint."""
-        manifest.write(staged, about)
+    def stage(self, staged: Path) -> None:
+        """Make the place where a checkpoint is made, and delete what was left in others."""
+        self.sweep()
+        staged.mkdir()
+
+    def publish(self, staged: Path, step: int) -> None:
+        """Give what was staged and sealed the name of `step`; from then on it is a checkpoint."""
         staged.rename(self.path(step))
         manifest.flush_directory(self.root)
 

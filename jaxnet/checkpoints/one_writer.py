@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxnet.checkpoints.checkpoints import Checkpoints, Restored, not_shared
+from jaxnet.checkpoints.checkpoints import Checkpoints, NotSaved, Restored, not_shared
 from jaxnet.checkpoints.defaults import NO_DEFAULTS
 
 
@@ -29,12 +29,20 @@ class OneWriter:
     Raises InputError as `Checkpoints`, on all processes.
     """
 
-    def __init__(self, directory: Path, processes: Processes, *, keep: int = 3, best: str | None = None):
+    def __init__(
+        self,
+        directory: Path,
+        processes: Processes,
+        *,
+        keep: int = 3,
+        best: str | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ):
         self._processes = processes
         self._own: Checkpoints | None = None
 
         def make() -> None:
-            self._own = Checkpoints(directory, keep=keep, best=best)
+            self._own = Checkpoints(directory, keep=keep, best=best, fence=fence)
 
         processes.told(make)
         blind = [process for process, sees in enumerate(processes.given_by_all(directory.is_dir())) if not sees]
@@ -43,11 +51,11 @@ class OneWriter:
 
     def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
         """As `Checkpoints.save`."""
-        self._told(lambda own: own.save(step, state, extra=extra, metrics=metrics))
+        self._saved(lambda own: own.save(step, state, extra=extra, metrics=metrics))
 
     def wait(self) -> None:
         """As `Checkpoints.wait`."""
-        self._told(Checkpoints.wait)
+        self._saved(Checkpoints.wait)
 
     def restore_latest(
         self, like: Any, *, up_to: int | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
@@ -71,7 +79,20 @@ class OneWriter:
 
     def close(self) -> None:
         """As `Checkpoints.close`."""
-        self._told(Checkpoints.close)
+        self._saved(Checkpoints.close)
+
+    def _saved(self, make: Callable[[Checkpoints], None]) -> None:
+        """As `_told`; a failure of the storage, which a run survives, is one on all processes."""
+
+        def on_first(own: Checkpoints) -> str:
+            try:
+                make(own)
+            except NotSaved as error:
+                return str(error)
+            return ""
+
+        if failure := self._told(on_first):
+            raise NotSaved(failure)
 
     def _told(self, make: Callable[[Checkpoints], Any]) -> Any:
         def on_first() -> Any:

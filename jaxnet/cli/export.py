@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from jaxnet.training.progress import show_warnings
 
     show_warnings()
-    choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype")}
+    choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}
     network = load_network(args.trained, **choice)
     separate = args.weights == "separate"
     for path in export(network, args.out, batch=args.batch, platforms=args.platforms, separate_weights=separate):

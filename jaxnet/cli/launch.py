@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from jaxnet.cli.launchers import kubernetes, mpi, sky, slurm, ssh, tpu
+from jaxnet.cli.launchers.common import not_negative
 from jaxnet.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
@@ -11,10 +12,13 @@ if TYPE_CHECKING:
 
 _KINDS = (ssh, slurm, mpi, kubernetes, tpu, sky)  # beside local
 
-_USAGE = "jaxnet launch local --processes N [--devices-per-process D] -- COMMAND..."
+_USAGE = "jaxnet launch local --processes N [--devices-per-process D] [--max-restarts R] -- COMMAND..."
+_RESTARTS = "after a failure start all again, at most R times without a new checkpoint between (default 0: never)"
+_FEWEST = "when the same process has used up the restarts, go on with one less, down to M; the batch stays as it is"
 _LOCAL = """\
 Start N processes on this machine, joined over loopback. Output is prefixed with the number of the
-process; when one fails, all are ended and its exit status is passed on; nothing is left behind."""
+process; when one fails, all are ended and its exit status is passed on; nothing is left behind.
+With --max-restarts all are then started again, and training goes on from its last checkpoint."""
 
 _EXAMPLES = """\
 examples:
@@ -48,6 +52,8 @@ def _add_local(kinds: "Commands") -> None:
         metavar="D",
         help="let each process emulate D devices on the CPU",
     )
+    local.add_argument("--max-restarts", type=not_negative, default=0, metavar="R", help=_RESTARTS)
+    local.add_argument("--min-processes", type=positive, metavar="M", help=_FEWEST)
     local.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: a .py file or a program")
     local.set_defaults(run=run_local)
 
@@ -57,4 +63,10 @@ def run_local(args: argparse.Namespace) -> int:
     from jaxnet.cluster.local import launch_local
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    return launch_local(command, args.processes, args.devices_per_process)
+    return launch_local(
+        command,
+        args.processes,
+        args.devices_per_process,
+        max_restarts=args.max_restarts,
+        min_processes=args.min_processes,
+    )

@@ -4,18 +4,33 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxnet.cli import bench, data, export, import_, lab, launch, models, plan, predict, strategies, timeline
+from jaxnet.cli import (
+    bench,
+    data,
+    doctor,
+    export,
+    import_,
+    lab,
+    launch,
+    models,
+    plan,
+    predict,
+    report,
+    strategies,
+    timeline,
+)
 from jaxnet.cli.parser import Parser
 from jaxnet.errors import exit_cleanly
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
-_COMMANDS = (launch, lab, plan, strategies, models, import_, predict, export, bench, timeline, data)
+_COMMANDS = (launch, lab, doctor, plan, strategies, models, import_, predict, export, bench, timeline, report, data)
 
 _EXAMPLES = """\
 examples:
   jaxnet launch local --processes 2 -- train.py --config configs/digits.py
   jaxnet launch local --help
   jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py
+  jaxnet doctor --config configs/digits.py
   jaxnet plan --config configs/digits.py strategy=hierarchical
   jaxnet strategies
   jaxnet models
@@ -24,6 +39,7 @@ examples:
   jaxnet export runs/digits --out digits.stablehlo
   jaxnet bench step --mesh 2x4 --strategy xla --strategy hierarchical
   jaxnet timeline runs/digits
+  jaxnet report runs/digits
   jaxnet data prepare imagenet2012 --manual-dir ~/downloads
 """
 

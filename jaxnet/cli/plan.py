@@ -26,7 +26,7 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "plan", help="show what a training step will send", description=_DESCRIPTION, epilog=_EXAMPLES
     )
-    parser.add_argument("--config", required=True, help="a Python file with get_config()")
+    parser.add_argument("--config", required=True, metavar="FILE", help="a Python file with get_config(); FILE is run")
     parser.add_argument(
         "--mesh",
         type=mesh_sizes,

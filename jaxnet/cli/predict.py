@@ -53,6 +53,7 @@ def add_choice(parser: Parser) -> None:
     parser.add_argument("--model", metavar="NAME", help="of a .safetensors file, where it does not say it")
     parser.add_argument("--config", type=given_path, metavar="FILE", help="for models of your own; FILE is run")
     parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16, instead of what was trained")
+    parser.add_argument("--member", type=int, metavar="I", help="of an ensemble, the network of that number alone")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     show_warnings()
     quiet_pillow()
-    choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype")}
+    choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}
     predictor = load(args.trained, **choice, batch=args.batch)
     if args.labels:
         names = read_labels(args.labels, predictor.inputs.num_classes)

@@ -35,7 +35,11 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "strategies", help="list the communication strategies", description=_DESCRIPTION, epilog=_EXAMPLES
     )
-    parser.add_argument("--config", help="a Python file with get_config(): also show what its model would send")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a Python file with get_config(), which is run: also show what its model would send",
+    )
     parser.add_argument(
         "--mesh", type=mesh_sizes, metavar="HxD", help="with --config: hosts x devices, whatever it says; default 2x4"
     )

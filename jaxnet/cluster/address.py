@@ -29,7 +29,7 @@ def parse_address(text: str, variable: str) -> Address:
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host.strip("[]") or (":" in host and not bracketed):
         raise InputError(f"{variable} is {text!r}; give host:port, as in node1:1234 or [fd00::1]:1234")
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
         raise InputError(f"{variable} is {text!r}; its port {port!r} must be a number from 1 to 65535")
     return Address(host[1:-1] if bracketed else host, int(port))
 

@@ -27,6 +27,7 @@ class Place:
     """What the environment says of this process; None stands for what only JAX's own detection can find.
 
     `local_device` is the one device of its host that this process takes; None means all that it sees.
+    `bind` is where process 0 was told to listen; None leaves it to `listening_address`.
     """
 
     detected_by: str
@@ -55,14 +56,14 @@ def find_place(environ: Mapping[str, str]) -> Place:
     if method == "variables":
         index, count, coordinator = _contract(environ)
     elif method == "slurm":
-        index, count = _whole(environ, "SLURM_PROCID"), _whole(environ, "SLURM_NTASKS")
+        index, count = _index_of_count(environ, "SLURM_PROCID", "SLURM_NTASKS")
         coordinator = _slurm_coordinator(environ)
     elif method == "torchrun":
         index, count, coordinator = _torchrun(environ)
     elif method == "skypilot":
         index, count, coordinator = _skypilot(environ)
     elif method == "openmpi":
-        index, count = _whole(environ, "OMPI_COMM_WORLD_RANK"), _whole(environ, "OMPI_COMM_WORLD_SIZE")
+        index, count = _index_of_count(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
         return Place(method, index, count, interface=interface)
     elif method == "single":
         return Place(method, interface=interface)
@@ -70,7 +71,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
         return Place(method, None, None, interface=interface)
     _refuse_loopback(coordinator, environ)
     device = _torchrun_device(environ) if method == "torchrun" else None
-    return Place(method, index, count, coordinator, _bind_address(coordinator, environ), interface, device)
+    return Place(method, index, count, coordinator, _bind_address(environ), interface, device)
 
 
 def detect(environ: Mapping[str, str]) -> str:
@@ -154,10 +155,12 @@ def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
         )
 
 
-def _whole(environ: Mapping[str, str], name: str) -> int:
+def _whole(environ: Mapping[str, str], name: str, most: int = 2**31 - 1) -> int:
     text = environ.get(name, "")
     if not (text.isascii() and text.isdigit()):
-        raise InputError(f"{name} is {text!r}; it must be a whole number, 0 or more")
+        raise InputError(f"{name} is {text!r:.60}; it must be a whole number, 0 or more")
+    if len(text) > len(str(most)) or int(text) > most:
+        raise InputError(f"{name} is {text:.60}; it must be at most {most}")
     return int(text)
 
 
@@ -166,7 +169,7 @@ def _slurm_coordinator(environ: Mapping[str, str]) -> Address:
     nodes = environ["SLURM_STEP_NODELIST"]
     first = re.match(r"([^,\[]*)(?:\[([^],-]+)[^]]*\])?([^,\[]*)", nodes)
     host = "".join(part or "" for part in first.groups()) if first else nodes
-    return Address(host, _own_port(environ, host, 61440 + _whole(environ, "SLURM_JOB_ID") % 4096))
+    return Address(host, _own_port(environ, host, 61440 + _whole(environ, "SLURM_JOB_ID", 2**63) % 4096))
 
 
 def _own_port(environ: Mapping[str, str], host: str, usual: int) -> int:
@@ -177,11 +180,8 @@ def _port(environ: Mapping[str, str], name: str, host: str) -> int:
     return parse_address(f"[{host}]:{environ[name]}", name).port
 
 
-def _bind_address(coordinator: Address, environ: Mapping[str, str]) -> Address:
-    """Where process 0 listens: as told, else on loopback alone where that is the address, else everywhere."""
-    if text := environ.get(BIND):
-        return parse_address(text, BIND)
-    return coordinator if is_loopback(coordinator.host) else Address("::", coordinator.port)
+def _bind_address(environ: Mapping[str, str]) -> Address | None:
+    return parse_address(environ[BIND], BIND) if environ.get(BIND) else None
 
 
 def _refuse_loopback(coordinator: Address, environ: Mapping[str, str]) -> None:

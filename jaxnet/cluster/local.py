@@ -4,10 +4,12 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
+from jaxnet.cluster.restarting import Restarting
 from jaxnet.cluster.supervise import Rank, supervise
 from jaxnet.errors import InputError
 
@@ -17,17 +19,27 @@ def launch_local(
     processes: int,
     devices_per_process: int | None = None,
     grace_seconds: float = 10.0,
+    max_restarts: int = 0,
+    min_processes: int | None = None,
 ) -> int:
     """Run `command` as that many processes and return the job's exit status, see `supervise`.
 
-    With `devices_per_process`, each process emulates that many CPU devices.
+    With `devices_per_process`, each process emulates that many CPU devices. With `max_restarts`, a job that fails is
+    started again, see `Restarts`, and with `min_processes` at last with fewer, see `Restarting`; a program of ours
+    goes on from its last checkpoint.
     """
     whole = find_command(command)
-    port = _free_port()
-    environments = [
-        rank_environment(os.environ, index, processes, port, devices_per_process) for index in range(processes)
-    ]
-    return supervise([Rank(index, whole, env) for index, env in enumerate(environments)], grace_seconds)
+
+    def ranks(count: int) -> list[Rank]:
+        port = _free_port()  # another each time, so that what is left of an attempt cannot join the next
+        environs = [rank_environment(os.environ, index, count, port, devices_per_process) for index in range(count)]
+        return [Rank(index, whole, environ) for index, environ in enumerate(environs)]
+
+    if max_restarts == 0:
+        return supervise(ranks(processes), grace_seconds)
+    with tempfile.TemporaryDirectory(prefix="jaxnet-") as folder:
+        job = Restarting(ranks, Path(folder), grace_seconds, max_restarts, min_processes)
+        return job.run(processes)
 
 
 def find_command(command: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,9 +11,11 @@ from jaxnet.cluster import coordination, gloo, mpi
 from jaxnet.cluster.address import check_interface
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place
 from jaxnet.cluster.leave import leave_on_uncaught_errors
+from jaxnet.cluster.listening import listening_address
 from jaxnet.cluster.proxies import go_around
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.cluster.threads import spare_thread
+from jaxnet.cluster.tls import check_credentials, credentials_in, initialize_options
 from jaxnet.errors import InputError
 
 
@@ -89,8 +91,14 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
         )
     if place.interface:
         check_interface(place.interface, INTERFACE)
+    if place.coordinator and not place.bind:
+        place = replace(place, bind=listening_address(place.coordinator, place.interface))
+    tls = credentials_in(os.environ)
+    options = initialize_options(tls)
+    if tls:
+        check_credentials(tls, place.coordinator.host if place.coordinator and place.process_index == 0 else None)
     address = _meet(place, timeout_seconds)
-    _initialize(place, timeout_seconds)
+    _initialize(place, timeout_seconds, options)
     if place.interface:
         gloo.listen_on(interface=place.interface)
     elif address:
@@ -113,11 +121,11 @@ def _meet(place: Place, timeout_seconds: float) -> str | None:
     return meet(place.coordinator, place.bind, place.process_index, place.process_count, timeout_seconds)
 
 
-def _initialize(place: Place, timeout_seconds: float) -> None:
+def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -> None:
     """Other limits stay JAX's own: 100 s to notice a dead host, 300 s for the last to finish at the end."""
     if place.coordinator is None:
         try:
-            jax.distributed.initialize(initialization_timeout=int(timeout_seconds))
+            jax.distributed.initialize(initialization_timeout=int(timeout_seconds), **options)
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise InputError(
@@ -135,4 +143,5 @@ def _initialize(place: Place, timeout_seconds: float) -> None:
         local_device_ids=None if place.local_device is None else [place.local_device],
         # Under Slurm, JAX still picks this task's own devices; the others say it, or mean all that are visible.
         cluster_detection_method=None if place.detected_by == "slurm" else "deactivate",
+        **options,
     )

@@ -17,6 +17,7 @@ from jaxnet.cluster.ranks import ranks as named
 
 _TETHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py"))]
 _LONGEST_LINE = 1 << 20  # a longer one is shown in pieces, so that output without line ends fills no memory
+_LONGEST_QUOTE = 2000
 _DRAIN_SECONDS = 2.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 """What a launcher passes on to what it started."""
@@ -40,8 +41,36 @@ class Ended:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Result:
+    """How a job ended.
+
+    Attributes:
+        failure: the first that failed, or None.
+        others: how many still ran then, and were ended.
+        at: when it failed, or the job ended, as `time.monotonic` has it.
+        last_line: the last that the one that failed wrote to stderr.
+        signalled: whether this process was told to end the job.
+    """
+
+    failure: Ended | None
+    others: int
+    at: float
+    last_line: str
+    signalled: bool
+
+
 def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
-    """Run `ranks` until all have ended; the result is the exit status of the first that failed, or 0.
+    """As `run_together`, and says what failed; the result is the exit status of the first that failed, or 0."""
+    result = run_together(ranks, grace_seconds)
+    if result.failure is None:
+        return 0
+    print(f"launch: {describe(result.failure, result.others)}", file=sys.stderr, flush=True)
+    return exit_status(result.failure.returncode)
+
+
+def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> Result:
+    """Run `ranks` until all have ended.
 
     Every line of output is passed on at once, behind `[index] `. When one fails, the others get SIGTERM and,
     after `grace_seconds`, SIGKILL with everything that they started. (JAX handles SIGTERM, so a rank that is
@@ -55,10 +84,7 @@ def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
             job.launch(rank)
         job.watch()
     job.finish()
-    if job.first_failure is None:
-        return 0
-    print(f"launch: {describe(job.first_failure, job.ended_others)}", file=sys.stderr, flush=True)
-    return exit_status(job.first_failure.returncode)
+    return job.result()
 
 
 def exit_status(returncode: int) -> int:
@@ -76,12 +102,21 @@ def describe(ended: Ended, others: int) -> str:
     >>> describe(Ended(1, -9, 12.34), 1)
     'rank 1 was killed by SIGKILL (9) after 12.3 s; ended the other 1'
     """
+    rest = f"; ended the other {others}" if others else ""
+    return how_it_ended(ended) + rest
+
+
+def how_it_ended(ended: Ended) -> str:
+    """Which rank, how, and after how long.
+
+    >>> how_it_ended(Ended(0, 2, 1.0))
+    'rank 0 exited with status 2 after 1.0 s'
+    """
     if ended.returncode < 0:
         how = f"was killed by {signal.Signals(-ended.returncode).name} ({-ended.returncode})"
     else:
         how = f"exited with status {ended.returncode}"
-    rest = f"; ended the other {others}" if others else ""
-    return f"rank {ended.index} {how} after {ended.seconds:.1f} s{rest}"
+    return f"rank {ended.index} {how} after {ended.seconds:.1f} s"
 
 
 class _Job:
@@ -92,8 +127,10 @@ class _Job:
         # SimpleQueue: a signal handler may put into it at any moment.
         self.events: queue.SimpleQueue[Ended | signal.Signals] = queue.SimpleQueue()
         self.running: dict[int, subprocess.Popen[bytes]] = {}
-        self.first_failure: Ended | None = None
-        self.ended_others = 0
+        self._failure: Ended | None = None
+        self._others = 0
+        self._at = 0.0
+        self._last_lines: dict[int, bytes] = {}
         self._deadline: float | None = None
         self._signalled = False
         self._unread = False
@@ -123,7 +160,7 @@ class _Job:
         assert process.stdout is not None
         assert process.stderr is not None
         self._pump(rank.index, process.stdout, sys.stdout.buffer)
-        self._pump(rank.index, process.stderr, sys.stderr.buffer)
+        self._pump(rank.index, process.stderr, sys.stderr.buffer, self._last_lines)
         threading.Thread(target=self._await_end, args=(rank.index, process), daemon=True).start()
 
     def watch(self) -> None:
@@ -149,15 +186,22 @@ class _Job:
         os.close(self._pipe)
         self._keeper.wait()
 
+    def result(self) -> Result:
+        failed = -1 if self._failure is None else self._failure.index
+        last_line = self._last_lines.get(failed, b"").decode(errors="replace").strip()
+        return Result(self._failure, self._others, self._at or time.monotonic(), last_line, self._signalled)
+
     def _on_end(self, ended: Ended) -> None:
         group = self.running.pop(ended.index).pid
         _kill_group(group)  # what it started and left behind
         os.write(self._pipe, f"-{group}\n".encode())
-        if ended.returncode != 0 and self.first_failure is None:
-            self.first_failure = ended
-            self.ended_others = len(self.running)
-            self._deadline = time.monotonic() + self.grace_seconds
+        if ended.returncode != 0 and self._failure is None:
+            self._failure = ended
+            self._others = len(self.running)
+            self._at = time.monotonic()
+            self._deadline = self._at + self.grace_seconds
             self._send_all(signal.SIGTERM)
+            self._send_all(signal.SIGCONT)  # one that is stopped would not notice
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signalled:
@@ -179,14 +223,17 @@ class _Job:
         for process in self.running.values():
             _kill_group(process.pid)
 
-    def _pump(self, index: int, source: IO[bytes], sink: BinaryIO) -> None:
-        pump = threading.Thread(target=self._pass_on, args=(f"[{index}] ".encode(), source, sink), daemon=True)
+    def _pump(self, index: int, source: IO[bytes], sink: BinaryIO, last_lines: dict[int, bytes] | None = None) -> None:
+        pump = threading.Thread(target=self._pass_on, args=(index, source, sink, last_lines), daemon=True)
         self._pumps.append(pump)
         pump.start()
 
-    def _pass_on(self, prefix: bytes, source: IO[bytes], sink: BinaryIO) -> None:
+    def _pass_on(self, index: int, source: IO[bytes], sink: BinaryIO, last_lines: dict[int, bytes] | None) -> None:
+        prefix = f"[{index}] ".encode()
         with source:
             for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
+                if last_lines is not None and line.strip():
+                    last_lines[index] = line[:_LONGEST_QUOTE]
                 whole = line if line.endswith(b"\n") else line + b"\n"
                 with self._writing:
                     try:

@@ -1,6 +1,7 @@
 """From a workdir, a checkpoint or a file of weights to a network, and from there to a predictor."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.inference.rebuild import rebuilt_data, rebuilt_model, rebuilt_pixels
 from jaxnet.inference.weights_file import network_of_weights
 from jaxnet.training.config_file import load_config
+from jaxnet.training.ensemble import member_of
 
 _BEST = Best("accuracy", "max")
 
@@ -29,6 +31,7 @@ def load(
     model: str | None = None,
     config: str | Path | None = None,
     dtype: str | None = None,
+    member: int | None = None,
     batch: int = 32,
 ) -> Predictor:
     """What was trained, ready to be called with images, on the first device.
@@ -42,6 +45,7 @@ def load(
         config: the config that the run was trained with: a Python program, which is run; needed where the model is
             not one of jaxnet.models.
         dtype: of the parameters and of the computation, instead of those that were trained.
+        member: of an ensemble, the network of that number alone, from 0; default: the mean of what all predict.
         batch: the largest batch that is run at once.
 
     Raises:
@@ -49,10 +53,10 @@ def load(
     """
     path = Path(path)
     if path.is_file() and path.suffix != ".safetensors":
-        if any((step is not None, best, model, config, dtype)):
-            raise InputError(f"{path} is a program: leave out step, best, model, config and dtype")
+        if any((step is not None, best, model, config, dtype, member is not None)):
+            raise InputError(f"{path} is a program: leave out step, best, model, config, dtype and member")
         return load_exported(path, batch)
-    network = load_network(path, step=step, best=best, model=model, config=config, dtype=dtype)
+    network = load_network(path, step=step, best=best, model=model, config=config, dtype=dtype, member=member)
     run = jax.jit(network.architecture.probabilities)
     return Predictor(
         lambda images: np.asarray(run(network.weights, images)),
@@ -70,14 +74,15 @@ def load_network(
     model: str | None = None,
     config: str | Path | None = None,
     dtype: str | None = None,
+    member: int | None = None,
 ) -> Network:
     """As `load`, without the function around it."""
     path = Path(path)
     if step is not None and best:
         raise InputError(f"step {step} and the best: wanted one of them")
     if path.suffix == ".safetensors":
-        if step is not None or best or config is not None:
-            raise InputError(f"{path} holds the weights of one network: leave out step, best and config")
+        if step is not None or best or config is not None or member is not None:
+            raise InputError(f"{path} holds the weights of one network: leave out step, best, config and member")
         return _in_dtype(network_of_weights(path, model), dtype)
     if model is not None:
         raise InputError(f"model {model}: a run says itself what it trained; this is for files of weights alone")
@@ -87,7 +92,19 @@ def load_network(
         architecture = _architecture(found, config)
         architecture.check(str(found.path))
         weights = _weights(found, architecture)
-    return _in_dtype(Network(architecture, weights, str(found.path)), dtype)
+    return _in_dtype(_member(Network(architecture, weights, str(found.path)), member), dtype)
+
+
+def _member(network: Network, member: int | None) -> Network:
+    """One network of an ensemble, or all that there are."""
+    if member is None:
+        return network
+    members = network.architecture.members
+    if members == 1 or not 0 <= member < members:
+        what = f"an ensemble of {members}: wanted 0 to {members - 1}" if members > 1 else "one network: leave it out"
+        raise InputError(f"member {member}: {network.where} holds {what}")
+    one = dataclasses.replace(network.architecture, members=1)
+    return Network(one, member_of(network.weights, member), network.where)
 
 
 def _in_dtype(network: Network, dtype: str | None) -> Network:
@@ -124,11 +141,14 @@ def _architecture(found: Found, config: str | Path | None) -> Architecture:
     where = str(found.path)
     if config is not None:
         given = load_config(config)
-        return Architecture(given.model, given.pixels, _inputs(found.extra, lambda: given.data))
+        return Architecture(given.model, given.pixels, _inputs(found.extra, lambda: given.data), given.ensemble.members)
     settings = found.extra["config"]
     model = rebuilt_model(settings, where)
     pixels = rebuilt_pixels(settings, where)
-    return Architecture(model, pixels, _inputs(found.extra, lambda: rebuilt_data(settings, where)))
+    members = settings.get("ensemble.members", 1)  # a run from before there were ensembles does not say
+    if not isinstance(members, int) or members < 1:
+        raise InputError(f"{where}: ensemble.members is {members!r:.80}, wanted a number of at least 1")
+    return Architecture(model, pixels, _inputs(found.extra, lambda: rebuilt_data(settings, where)), members)
 
 
 def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs:

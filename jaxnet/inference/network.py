@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +13,7 @@ from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.models import Model, from_linen
+from jaxnet.training.ensemble import member_of
 from jaxnet.training.loss import Pixels
 
 Weights = dict[str, jax.Array]
@@ -27,11 +28,13 @@ class Architecture:
         model: a Linen module, or a pure model.
         pixels: how images are normalized.
         inputs: what images those are, and the classes.
+        members: of an ensemble: weights lead with [members], and probabilities are the mean of the members'.
     """
 
     model: nn.Module | Model
     pixels: Pixels
     inputs: Inputs
+    members: int = 1
 
     @functools.cached_property
     def _pure(self) -> Model:
@@ -46,7 +49,10 @@ class Architecture:
     @property
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Of the weights by name, such as params/conv_0/kernel and batch_stats/norm_0/mean."""
-        return named_leaves(self._tree)
+        shapes: dict[str, jax.ShapeDtypeStruct] = named_leaves(self._tree)
+        if self.members == 1:
+            return shapes
+        return {name: leaf.update(shape=(self.members, *leaf.shape)) for name, leaf in shapes.items()}
 
     def images(self, count: Any) -> jax.ShapeDtypeStruct:
         """A batch of that many images."""
@@ -54,6 +60,10 @@ class Architecture:
 
     def probabilities(self, weights: Mapping[str, jax.Array], images: jax.Array) -> jax.Array:
         """Of each class, float32 [batch, classes], for uint8 images [batch, height, width, channels]. To be traced."""
+        if self.members > 1:
+            alone = replace(self, members=1)
+            each = [alone.probabilities(member_of(weights, index), images) for index in range(self.members)]
+            return jnp.stack(each).mean(0)
         leaves = [weights[name] for name in self.shapes]
         params, stats = split(jax.tree.unflatten(jax.tree.structure(self._tree), leaves))
         logits, _ = self._pure.apply(params, stats, self.pixels.normalize(images), train=False, keys=None)
@@ -67,7 +77,7 @@ class Architecture:
             raise InputError(f"dtype {dtype}: wanted one of {', '.join(DTYPES)}")
         if isinstance(self.model, Model) or "dtype" not in {field.name for field in fields(self.model)}:
             return self
-        return Architecture(self.model.clone(dtype=dtype), self.pixels, self.inputs)
+        return replace(self, model=self.model.clone(dtype=dtype))
 
     def check(self, where: str) -> None:
         """Raise InputError unless the network takes these images and gives these classes."""

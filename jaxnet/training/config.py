@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxnet.training.augment import Augmentation
+from jaxnet.training.ensemble import Ensemble
 from jaxnet.training.guard import Guard
 from jaxnet.training.loss import Pixels
 from jaxnet.training.mixing import Mixing
 from jaxnet.training.optimizer import Optimizer
+from jaxnet.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Config:
         bucket_bytes: instead of the strategy's own.
         mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison; 'pieces' makes
             several programs of a step, which is the fastest across CPU hosts.
+        shard_dense: dense layers, such as classifier_1 or classifier_*, whose kernels are cut over the devices of each
+            host, while all else is data parallel: activations travel to them instead of gradients.
         transport: who carries gradients across hosts: XLA's collectives, or an MPI library between the ranks of
             mpirun, each of which is a host.
         hosts: rows of the mesh; None: one a process.
@@ -86,6 +90,10 @@ class Config:
         log: see `Log`.
         profile: see `Profile`.
         guard: what is done about numbers that go wrong; see `Guard`.
+        ensemble: several networks at once; see `Ensemble`.
+        watchdog: when a run that hangs is ended; see `Watchdog`.
+        compile_cache: the directory, relative to the workdir, in which compiled programs are kept, so that a restart
+            compiles nothing; None: they are not kept.
     """
 
     model: Any
@@ -106,6 +114,7 @@ class Config:
     strategy: str = "hierarchical"
     bucket_bytes: int | None = None
     mode: Literal["auto", "shard_map", "jit", "pmap", "pieces"] = "auto"
+    shard_dense: tuple[str, ...] = ()
     transport: Literal["xla", "mpi"] = "xla"
     hosts: int | None = None
     seed: int = 0
@@ -114,3 +123,6 @@ class Config:
     log: Log = field(default_factory=Log)
     profile: Profile = field(default_factory=Profile)
     guard: Guard = field(default_factory=Guard)
+    ensemble: Ensemble = field(default_factory=Ensemble)
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    compile_cache: str | None = "compile_cache"

@@ -13,6 +13,8 @@ from jaxnet.data import Source
 from jaxnet.errors import InputError
 from jaxnet.models import Model
 from jaxnet.training.config import Config
+from jaxnet.training.ensemble_check import check_ensemble
+from jaxnet.training.hybrid import check_hybrid
 from jaxnet.training.loss_scale import check_scale
 from jaxnet.training.pieces_step import message_reducer
 from jaxnet.training.recipe_check import check_recipe
@@ -53,8 +55,11 @@ _RULES = (
         "at least 1",
         lambda value: value >= 1,
     ),
+    _Rule(("ensemble.members",), "at least 1", lambda value: value >= 1),
     _Rule(("guard.rollback_after",), "at least 1", lambda value: value >= 1),
     _Rule(("guard.check_replicas_every",), "at least 1, or none", lambda value: value >= 1),
+    _Rule(("watchdog.factor",), "above 1, or none", lambda value: value > 1),
+    _Rule(("watchdog.floor_seconds", "watchdog.other_seconds"), "at least 1", lambda value: value >= 1),
     _Rule(("guard.max_rollbacks",), "at least 0", lambda value: value >= 0),
     _Rule(("optimizer.warmup_steps", "optimizer.weight_decay"), "at least 0", lambda value: value >= 0),
     _Rule(
@@ -90,7 +95,9 @@ def check_config(config: Config) -> None:
     if axes := getattr(config.model, "norm_axes", ()):
         raise InputError(f"model.norm_axes={axes}: set batch_norm=local, host or global instead")
     check_recipe(config)
-    strategy_of(config)
+    strategy, mode = strategy_of(config)
+    check_ensemble(config, strategy, mode)
+    check_hybrid(config, strategy, mode)
 
 
 def _kind(value: Any) -> str:

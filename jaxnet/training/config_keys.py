@@ -4,7 +4,10 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 
@@ -21,14 +24,16 @@ def field_types(node: Any) -> dict[str, Any]:
 
 
 def _resolved(kind: Any, owner: type) -> Any:
-    """A type written as a string, as `from __future__ import annotations` makes all; Any if it cannot be found."""
+    """A type written as a string, as `from __future__ import annotations` makes all; Any if it cannot be found.
+
+    Such strings are code, and come from classes alone, which are code that has run; never from a file that is read.
+    """
     if not isinstance(kind, str):
         return kind
+    field = types.SimpleNamespace(__annotations__={"type": kind})
     for base in owner.__mro__:
-        try:
-            return eval(kind, vars(sys.modules[base.__module__]))
-        except Exception:  # imported for type checkers alone, or inherited from another module
-            continue
+        with suppress(Exception):  # imported for type checkers alone, or inherited from another module
+            return typing.get_type_hints(field, vars(sys.modules[base.__module__]))["type"]
     return Any
 
 
@@ -48,10 +53,11 @@ def key_values(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 def flatten(config: Any) -> dict[str, Any]:
     """Key paths to plain JSON values; of a group, its type."""
-    return {
-        key: f"{type(value).__module__}.{type(value).__qualname__}" if is_group(value) else _plain(value)
-        for key, value, _ in key_values(config)
-    }
+    return {key: _shown(value) for key, value, _ in key_values(config)}
+
+
+def _shown(value: Any) -> Any:
+    return f"{type(value).__module__}.{type(value).__qualname__}" if is_group(value) else _plain(value)
 
 
 def _plain(value: Any) -> Any:
@@ -67,8 +73,30 @@ def to_json(config: Any) -> str:
     return json.dumps(flatten(config), indent=2) + "\n"
 
 
-def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """One line for each key path that differs: `optimizer.learning_rate: 0.1 -> 0.2`."""
+def default_values(config: Any) -> dict[str, Any]:
+    """As `flatten`, the value that each key has in a config that does not mention it; keys without one are left out."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.name not in field_types(config):
+            continue
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING:
+            made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            values |= {field.name: _shown(made)}
+            values |= {f"{field.name}.{key}": value for key, value in (flatten(made) if is_group(made) else {}).items()}
+        if is_group(child := getattr(config, field.name)):
+            values |= {f"{field.name}.{key}": value for key, value in default_values(child).items()}
+    return values
+
+
+def differences(
+    saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> list[str]:
+    """One line for each key path that differs: `optimizer.learning_rate: 0.1 -> 0.2`.
+
+    A key that `saved` lacks, because it is newer than the run, had the value that it has in `defaults`.
+    """
+    newer = {key: value for key, value in (defaults or {}).items() if key in current and key not in saved}
+    saved = {**saved, **newer}
     keys = dict.fromkeys([*saved, *current])
     show = lambda flat, key: json.dumps(flat[key]) if key in flat else "(absent)"  # noqa: E731
     return [

@@ -89,7 +89,8 @@ def global_step(
 
 
 def _varying(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
-    return jax.tree.map(lambda leaf: lax.pcast(leaf, axes, to="varying"), tree)
+    # What is cut over the devices of a host varies over them by itself.
+    return jax.tree.map(lambda leaf: lax.pcast(leaf, tuple(set(axes) - varying_axes(leaf)), to="varying"), tree)
 
 
 def _mean(result: Result, devices: int, tracked_axes: tuple[str, ...], together: Reducer) -> Result:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,19 +23,23 @@ from jaxnet.comm import (
     Strategy,
     all_reduce,
     backward_order,
+    mesh_size,
     mpi_all_reduce,
     mpi_world,
     named_strategy,
     scheduled,
     split_by_example,
+    stacked_parts,
 )
 from jaxnet.data import Source
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, from_linen
 from jaxnet.training.config import Config
 from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
+from jaxnet.training.ensemble import ensemble_loss, ensemble_model, ensemble_optimizer
 from jaxnet.training.finite import guard_plan
 from jaxnet.training.groups import multipliers
+from jaxnet.training.hybrid import hybrid_strategy, layers_plan, param_kinds, sharded_layers
 from jaxnet.training.initial import initial_values
 from jaxnet.training.layout import Layout, make_layout
 from jaxnet.training.local_step import Exchange, exchanged, local_optimizer, local_plan
@@ -44,6 +48,7 @@ from jaxnet.training.loss_scale import needs_scale
 from jaxnet.training.norms import Parts
 from jaxnet.training.optimizer import learning_rate, make_optimizer, optimizer_plan
 from jaxnet.training.resolutions import Phase, batch_shapes_at, check_sizes, phases_of
+from jaxnet.training.sharded_dense import ShardedDense, with_sharded
 from jaxnet.training.state import TrainState, first_state
 from jaxnet.training.step import (
     Mode,
@@ -64,7 +69,7 @@ class Experiment:
     """A run before it has any arrays.
 
     Attributes:
-        model: as it is evaluated.
+        model: as it is evaluated; of an ensemble, all members as one.
         optimizer: the Optax transformation.
         learning_rate: as a function of the step.
         strategy: how gradients travel.
@@ -80,8 +85,10 @@ class Experiment:
         batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
         phases: parts of the run, each with images of one size.
         planned: collectives of one step's program; empty if XLA reduces.
-        shares: for each of them, the part of the run's steps that send it: all, but for a 'local' schedule.
+        shares: for each of them, how often a step sends it, in the mean over the run's steps: once, but for a 'local'
+            schedule and in the loop over microbatches.
         exchange: shapes of what a 'local' schedule sends at the end of a round; None for the others.
+        layers: dense layers whose kernels are cut over the devices of a host.
         first_state: makes the state before the first step.
     """
 
@@ -103,6 +110,7 @@ class Experiment:
     planned: tuple[Collective, ...]
     shares: tuple[float, ...]
     exchange: Exchange | None
+    layers: tuple[ShardedDense, ...]
     first_state: Callable[[], TrainState]
 
     def mesh_over_ranks(self, mesh: Mesh) -> dict[str, int]:
@@ -130,8 +138,18 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     variables = _checked_variables(config, model, image_shape, phases)
     order = _order(_loss(config, model), variables, batch_shapes)
     parts = None if strategy.sharded is None else Parts(variables.params, AXES)
-    recipe = config.optimizer.for_run(config.batch_size, steps_per_epoch)
+    layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])
+    cut = None
+    if layers:
+        cut, parts = param_kinds(variables.params, layers), Parts(variables.params, (DEVICE,))
+        strategy = hybrid_strategy(strategy, cut, order, config.bucket_bytes)
+    recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(config.optimizer)]
+    recipe, members = recipes[0], None
     optimizer = make_optimizer(recipe, total_steps, parts)
+    if config.ensemble.on:
+        members = config.ensemble.members
+        model, optimizer = ensemble_model(model, members), ensemble_optimizer(recipes, total_steps, parts)
+        strategy = dataclasses.replace(strategy, sharded=strategy.sharded and stacked_parts(strategy.sharded))
     if strategy.averaging is not None:
         optimizer = local_optimizer(optimizer, strategy.averaging)
     # Parameters are all there when they are averaged: their order means nothing.
@@ -142,12 +160,15 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
         *(model, optimizer, reducer, mesh, image_shape, config.seed),
         averaged=config.average_decay is not None,
         scaled=needs_scale(config.model),
+        members=members,
     )
-    layout = make_layout(jax.eval_shape(make_first), optimizer, mesh, strategy)
+    layout = make_layout(jax.eval_shape(make_first), optimizer, mesh, strategy, ensemble=config.ensemble.on, cut=cut)
     options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks, config.guard.skip)
-    train_model = as_model(config.model, () if mode == "jit" else norm_axes(config))
-    step = make_train_step(_loss(config, train_model), optimizer, strategy, mesh, options, layout)
-    sent = _sent(config, strategy, travels, layout.whole_shapes, total_steps, mesh, sums)
+    train_model = with_sharded(as_model(config.model, () if mode == "jit" else norm_axes(config)), layers)
+    loss_fn = _loss(config, train_model)
+    loss_fn = loss_fn if members is None else ensemble_loss(loss_fn, members)
+    step = make_train_step(loss_fn, optimizer, strategy, mesh, options, layout)
+    sent = _sent(config, strategy, travels, layout, total_steps, mesh, sums, layers)
     return Experiment(
         model=model,
         optimizer=optimizer,
@@ -167,6 +188,7 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
         planned=sent.planned,
         shares=sent.shares,
         exchange=sent.exchange,
+        layers=layers,
         first_state=functools.partial(_first_state, layout, make_first, config.initial_weights, variables),
     )
 
@@ -197,12 +219,14 @@ def _sent(
     config: Config,
     strategy: Strategy,
     travels: Reducer | Sharded | None,
-    state: TrainState,
+    layout: Layout,
     total_steps: int,
     mesh: Mesh,
     sums: AllReduce,
+    layers: Sequence[ShardedDense],
 ) -> _Sent:
-    """What the step's program will send, for whole states of these shapes."""
+    """What the step's program will send, for states that lie so."""
+    state = layout.whole_shapes
     if strategy.averaging is not None:
         exchange = exchanged(state, strategy.averaging, _METRICS + config.guard.skip)
         return _Sent(*local_plan(strategy, exchange, total_steps, mesh.shape), exchange)
@@ -210,10 +234,13 @@ def _sent(
         return _Sent((), (), None)
     merged = None if config.batch_norm == "global" else state.stats
     planned = planned_collectives(travels, state.params, merged, _METRICS, mesh, sums)
-    if strategy.sharded is not None:
-        planned += optimizer_plan(config.optimizer, Parts(state.params, AXES), mesh.shape)
-        planned += guard_plan(state.params, AXES, mesh.shape) if config.guard.skip else ()
-    return _Sent(planned, (1.0,) * len(planned), None)
+    if axes := AXES if strategy.sharded is not None else layout.cut_axes:
+        norms = optimizer_plan(config.optimizer, Parts(state.params, axes), mesh.shape)
+        planned += tuple(dataclasses.replace(norm, elements=norm.elements * config.ensemble.members) for norm in norms)
+        planned += guard_plan(state.params, axes, mesh.shape) if config.guard.skip else ()
+    examples = config.batch_size // mesh_size(mesh)
+    in_layers, times = layers_plan(layers, examples, config.microbatches, mesh.shape)
+    return _Sent(planned + in_layers, (1.0,) * len(planned) + times, None)
 
 
 def as_model(model: nn.Module | Model, axes: tuple[str, ...] = ()) -> Model:

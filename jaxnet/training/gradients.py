@@ -7,9 +7,17 @@ from jaxnet.training.loss import Batch, LossFn, PyTree, Result
 
 
 def example_keys(key_data: jax.Array, step: jax.Array, ids: jax.Array) -> jax.Array:
-    """One random key an example, [batch]: a function of the run's key, the step and the example's row."""
-    step_key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-    return jax.vmap(lambda row: jax.random.fold_in(step_key, row))(ids)
+    """One random key an example, [batch]: a function of the run's key, the step and the example's row.
+
+    Of an ensemble, with a key a member, [batch, members].
+    """
+
+    def of_run(key: jax.Array) -> jax.Array:
+        step_key = jax.random.fold_in(key, step)
+        return jax.vmap(lambda row: jax.random.fold_in(step_key, row))(ids)
+
+    keys = jax.random.wrap_key_data(key_data)
+    return jax.vmap(of_run, out_axes=1)(keys) if keys.ndim else of_run(keys)
 
 
 def loss_gradient(

@@ -47,7 +47,7 @@ def initial_values(path: Path, shapes: Variables) -> dict[str, np.ndarray]:
 
 
 def with_values(variables: Variables, values: Mapping[str, jax.Array]) -> Variables:
-    """The variables with those values in the place of their own; to be traced.
+    """The variables with those values in the place of their own, in every member of an ensemble; to be traced.
 
     >>> with_values(Variables({"fc": {"bias": jnp.zeros(2)}}, {}), {"params/fc/bias": jnp.ones(2)}).params
     {'fc': {'bias': Array([1., 1.], dtype=float32)}}
@@ -56,7 +56,10 @@ def with_values(variables: Variables, values: Mapping[str, jax.Array]) -> Variab
         return variables
     paths, structure = jax.tree.flatten_with_path({"params": variables.params, **variables.stats})
     # A copy, because the state is donated and the caller's arrays may be the memory of a file.
-    leaves = [jnp.copy(values[name]) if (name := _name(path)) in values else leaf for path, leaf in paths]
+    leaves = [
+        jnp.copy(jnp.broadcast_to(values[name], leaf.shape)) if (name := _name(path)) in values else leaf
+        for path, leaf in paths
+    ]
     tree = jax.tree.unflatten(structure, leaves)
     return Variables(tree.pop("params"), tree)
 

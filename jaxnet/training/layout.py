@@ -14,7 +14,7 @@ from jaxnet.comm import DEVICE, HOST, Strategy, mesh_size, replicated, rows_of, 
 from jaxnet.training.loss import PyTree
 from jaxnet.training.state import TrainState, state_shardings
 
-_Kind = Literal["whole", "part", "copy"]
+_Kind = Literal["whole", "part", "copy", "rows", "columns"]
 OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]
 
 
@@ -22,20 +22,24 @@ OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]
 class Layout:
     """Where each leaf of a state is, and the way from whole states to those that a step takes, and back.
 
-    In parts, a leaf is an array of one dim, zeros after its end, of which each device holds an equal share. Of
-    copies each device holds one, which it changes by itself; the leaf leads with [hosts, devices].
+    In parts, a leaf is an array of one dim, zeros after its end, of which each device holds an equal share; of an
+    ensemble [members, that]. Of copies each device holds one, which it changes by itself; the leaf leads with
+    [hosts, devices]. What is cut by rows or columns keeps its shape, and each device of a host holds an equal share.
 
     Attributes:
         mesh: axes ('host', 'device').
         axes: the mesh axes over which parts follow each other.
         whole_shapes: of the whole state, without shardings.
-        kinds: for each leaf of the state, whether it is 'whole', in parts ('part') or in copies ('copy').
+        kinds: for each leaf of the state, whether it is 'whole', in parts ('part'), in copies ('copy'), or cut over the
+            devices of each host by 'rows' or 'columns'.
+        ensemble: whether leaves lead with [members].
     """
 
     mesh: Mesh
     axes: tuple[str, ...]
     whole_shapes: TrainState
     kinds: TrainState
+    ensemble: bool = False
 
     @property
     def shapes(self) -> TrainState:
@@ -45,9 +49,16 @@ class Layout:
     @property
     def specs(self) -> TrainState:
         """How each leaf of the state that a step takes is cut over the mesh."""
-        of_kind = {"whole": PartitionSpec(), "part": PartitionSpec(self.axes), "copy": OWN}
+        part = PartitionSpec(None, self.axes) if self.ensemble else PartitionSpec(self.axes)
+        of_kind = {"whole": PartitionSpec(), "part": part, "copy": OWN}
+        of_kind |= {"rows": PartitionSpec(DEVICE), "columns": PartitionSpec(None, DEVICE)}
         specs = jax.tree.map(of_kind.__getitem__, self.kinds)
         return specs._replace(comm=jax.tree.map(lambda _: OWN, self.kinds.comm))
+
+    @property
+    def cut_axes(self) -> tuple[str, ...]:
+        """Mesh axes over which some parameters are cut by rows or columns while the others are whole."""
+        return (DEVICE,) if {"rows", "columns"}.intersection(jax.tree.leaves(self.kinds.params)) else ()
 
     @property
     def shardings(self) -> TrainState:
@@ -97,7 +108,10 @@ class Layout:
     def _cut_leaf(self, kind: _Kind, leaf: jax.Array) -> jax.Array:
         if kind == "copy":
             return jnp.broadcast_to(leaf, (*self.mesh.shape.values(), *leaf.shape))
-        return rows_of(leaf, mesh_size(self.mesh)).reshape(-1) if kind == "part" else leaf
+        if kind == "part":
+            in_parts = lambda leaf: rows_of(leaf, mesh_size(self.mesh)).reshape(-1)  # noqa: E731
+            return jax.vmap(in_parts)(leaf) if self.ensemble else in_parts(leaf)
+        return leaf
 
     def _join(self, state: TrainState) -> TrainState:
         return jax.tree.map(_joined, self.kinds, state, self.whole_shapes)
@@ -106,6 +120,8 @@ class Layout:
 def _joined(kind: _Kind, leaf: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.Array:
     if kind == "copy":
         return _mean_of_copies(leaf)
+    if kind == "part" and leaf.ndim == 2:  # of an ensemble
+        return jax.vmap(lambda member: whole_of(member, shape.shape[1:]))(leaf)
     return whole_of(leaf, shape.shape) if kind == "part" else leaf
 
 
@@ -117,9 +133,26 @@ def _mean_of_copies(leaf: jax.Array) -> jax.Array:
     return first[0, 0] + (leaf - first).mean((0, 1))
 
 
-def make_layout(whole: TrainState, optimizer: optax.GradientTransformation, mesh: Mesh, strategy: Strategy) -> Layout:
-    """The layout of states of these shapes: parts or copies of what an update changes, if the strategy has them."""
+def make_layout(
+    whole: TrainState,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    strategy: Strategy,
+    *,
+    ensemble: bool = False,
+    cut: PyTree | None = None,
+) -> Layout:
+    """The layout of states of these shapes: parts or copies of what an update changes, if the strategy has them.
+
+    `cut` tells of each parameter whether it is 'whole' or cut by 'rows' or 'columns'.
+    """
     kinds = jax.tree.map(lambda _: "whole", whole)
+    if cut is not None:
+        kinds = kinds._replace(
+            params=cut,
+            average=None if whole.average is None else cut,
+            optimizer=_follows_cut(optimizer, whole.params, cut),
+        )
     if strategy.averaging is not None:
         copies = {field: getattr(kinds, field) for field in ("params", "stats", "optimizer", "average")}
         kinds = kinds._replace(**jax.tree.map(lambda _: "copy", copies))
@@ -129,13 +162,30 @@ def make_layout(whole: TrainState, optimizer: optax.GradientTransformation, mesh
         kinds = kinds._replace(
             params=belongs,
             average=None if whole.average is None else belongs,
-            optimizer=_follows_params(optimizer, whole.params),
+            optimizer=_follows_params(optimizer, whole.params, 1 if ensemble else 0),
         )
-    return Layout(mesh, axes, whole, kinds)
+    return Layout(mesh, axes, whole, kinds, ensemble)
 
 
-def _follows_params(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
+def _follows_params(optimizer: optax.GradientTransformation, params: PyTree, kept: int) -> PyTree:
     """In parts are the leaves of the optimizer's state that belong to a parameter: that change shape with it."""
-    longer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.size + 1,), leaf.dtype), params)
+    longer = jax.tree.map(lambda leaf: leaf.update(shape=(*leaf.shape[:kept], leaf.size + 1)), params)
     before, after = (jax.eval_shape(optimizer.init, shapes) for shapes in (params, longer))
     return jax.tree.map(lambda a, b: "part" if a.shape != b.shape else "whole", before, after)
+
+
+def _follows_cut(optimizer: optax.GradientTransformation, params: PyTree, cut: PyTree) -> PyTree:
+    """Leaves of the optimizer's state that belong to a parameter, by the same sign, are cut as it is."""
+    before = jax.eval_shape(optimizer.init, params)
+    found = jax.tree.map(lambda _: "whole", before)
+    for kind in {"rows", "columns"}.intersection(jax.tree.leaves(cut)):
+        cuts = [own == kind for own in jax.tree.leaves(cut)]
+        leaves, tree = jax.tree.flatten(params)
+        longer = [
+            leaf.update(shape=(leaf.size + 1,)) if here else leaf for leaf, here in zip(leaves, cuts, strict=True)
+        ]
+        after = jax.tree.leaves(jax.eval_shape(optimizer.init, jax.tree.unflatten(tree, longer)))
+        changed = [a.shape != b.shape for a, b in zip(jax.tree.leaves(before), after, strict=True)]
+        kinds = [kind if new else was for new, was in zip(changed, jax.tree.leaves(found), strict=True)]
+        found = jax.tree.unflatten(jax.tree.structure(before), kinds)
+    return found

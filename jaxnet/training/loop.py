@@ -1,5 +1,6 @@
 """The loop: batch, step, log, evaluate, save, stop on a signal."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.checkpoints import Checkpoints, OneWriter
+from jaxnet.checkpoints import Enduring
 from jaxnet.data import Inputs
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.finite import NOT_FINITE
 from jaxnet.training.guard import Counts
+from jaxnet.training.ledger import Ledger
 from jaxnet.training.pacing import Line, Pace
 from jaxnet.training.profiling import ProfileWindow
 from jaxnet.training.progress import Display
@@ -20,6 +22,7 @@ from jaxnet.training.records import NoRecords, Records
 from jaxnet.training.recovery import Recovery, Stream
 from jaxnet.training.state import TrainState
 from jaxnet.training.stopping import StopSignal
+from jaxnet.training.watchdog import Alarm
 
 Evaluate = Callable[[TrainState], dict[str, float]]
 
@@ -63,13 +66,15 @@ class Loop:
         inputs: what the model takes and gives, saved with each state for who uses it later.
         stop: tells when to stop before the end.
         recovery: what is done about numbers that go wrong.
+        alarm: ends a run that hangs.
+        ledger: where the time goes.
     """
 
     config: Config
     experiment: Experiment
     step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
     evaluate: Evaluate
-    checkpoints: Checkpoints | OneWriter
+    checkpoints: Enduring
     records: Records | NoRecords
     display: Display
     profile: ProfileWindow
@@ -77,6 +82,8 @@ class Loop:
     inputs: Inputs
     stop: StopSignal
     recovery: Recovery
+    alarm: Alarm
+    ledger: Ledger
 
     def __post_init__(self) -> None:
         self._pace = Pace(self.config.log.every_steps)
@@ -85,7 +92,7 @@ class Loop:
         """Train from `step` to the end or to a signal, and save the last state."""
         config, total, evaluation = self.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
-        with self.stop as stop:
+        with self.stop as stop, self.ledger.during("step"):
             stopped = step >= total
             while not stopped:
                 state = self._one(state, batches, step)
@@ -98,6 +105,7 @@ class Loop:
                 saving = stopped or evaluated or back or step % config.checkpoints.every_steps == 0
                 if (earlier := self._repaired(state, step, saving)) is not None:
                     (state, step), stopped = earlier, signalled
+                    self.ledger.went_back(step)
                     batches.rewind(step)
                     continue
                 if evaluated:
@@ -106,8 +114,10 @@ class Loop:
                     self._save(state, step, evaluation if evaluated else None)
             self._log(self._pace.drain(last=True))
             self.recovery.drain()
+            self.alarm.ended(step)
             self.profile.close()
-            self.checkpoints.wait()
+            with self.ledger.during("checkpoint"):
+                self.checkpoints.wait()
             if step < total:
                 self.display.say(f"stopped by {stop.signal_name} after step {step}; run again to continue")
         seconds, waited = self._pace.seconds, self._pace.waited
@@ -119,24 +129,33 @@ class Loop:
         asked = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked if self._pace.is_idle() else 0.0
+        self.ledger.waited(waited)
         state, metrics = self.step(state, batch)
         plain = {name: value for name, value in metrics.items() if name != NOT_FINITE}
         self._log(self._pace.push(step + 1, plain, waited))
         self.recovery.push(step + 1, metrics)
         self.profile.after(step, state)
         self.display.advance(step + 1)
+        self.alarm.stepped(step + 1)
+        self.ledger.reached(step + 1)
         return state
+
+    @contextlib.contextmanager
+    def _aside(self, what: str, kind: str = "other") -> Iterator[None]:
+        """Inside, something is done that is no step; `kind` is that of the ledger."""
+        with self._pace.paused(), self.alarm.during(what), self.ledger.during(kind):
+            yield
 
     def _gone_back(self, state: TrainState, step: int) -> TrainState:
         self._log(self._pace.drain())
-        with self._pace.paused():
+        with self._aside("a rollback"):
             return self.recovery.gone_back(state, step)
 
     def _repaired(self, state: TrainState, step: int, saving: bool) -> tuple[TrainState, int] | None:
         if not self.recovery.asks(step, saving=saving):
             return None
         self._log(self._pace.drain())
-        with self._pace.paused():
+        with self._aside("the comparison of devices"):
             return self.recovery.repaired(state, step)
 
     def _log(self, lines: Iterator[Line]) -> None:
@@ -151,7 +170,7 @@ class Loop:
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
         self._log(self._pace.drain())
-        with self._pace.paused():
+        with self._aside("an evaluation", "evaluation"):
             result = self.evaluate(state)
         self.records.write(step, "test", result)
         self.display.evaluation(step, result)
@@ -160,7 +179,7 @@ class Loop:
     def _save(self, state: TrainState, step: int, evaluation: dict[str, float] | None) -> None:
         self._log(self._pace.drain())
         self.recovery.drain()
-        with self._pace.paused():
+        with self._aside("a checkpoint", "checkpoint"):
             met = self.recovery.counts._asdict()
             extra = {"config": self.settings, "inputs": self.inputs.as_json(), "next_step": step, "guard": met}
             whole = self.experiment.layout.whole(state)

@@ -10,12 +10,13 @@ from jax import lax
 from jaxnet.comm import Collective
 from jaxnet.comm.collective import axes_size
 from jaxnet.comm.reducer import AxisSizes
+from jaxnet.comm.vma import varying_axes
 
 PyTree = Any
 
 
 class Parts(NamedTuple):
-    """That an optimizer sees parts of the parameters, one a device.
+    """That an optimizer sees parts of the parameters, one a device; of some, perhaps, the whole.
 
     Attributes:
         shapes: of the whole parameters.
@@ -31,7 +32,7 @@ def clipped(limit: float, parts: Parts | None = None) -> optax.GradientTransform
 
     def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         del params
-        norm = jnp.sqrt(_over_devices(_squares(updates).sum(), parts))
+        norm = jnp.sqrt(_over_devices(_squares(updates, parts).sum(), parts))
         scale = jnp.where(norm > limit, limit / norm, 1.0)
         return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
 
@@ -51,7 +52,7 @@ def layer_rates(coefficient: float, weight_decay: float, parts: Parts | None = N
     def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         if params is None:
             raise ValueError("LARS needs the parameters: optimizer.update(grads, state, params)")
-        squares = jnp.stack([_squares(params), _squares(updates)])
+        squares = jnp.stack([_squares(params, parts), _squares(updates, parts)])
         weights, grads = jnp.sqrt(_over_devices(squares, parts))
         bound = grads + weight_decay * weights
         rates = jnp.where((weights > 0) & (bound > 0), coefficient * weights / jnp.where(bound > 0, bound, 1.0), 1.0)
@@ -66,9 +67,17 @@ def layer_rates(coefficient: float, weight_decay: float, parts: Parts | None = N
     return optax.GradientTransformation(optax.init_empty_state, update_fn)
 
 
-def _squares(tree: PyTree) -> jax.Array:
-    """Sum of squares of what this device holds of each leaf, float32 [leaves]."""
-    return jnp.stack([jnp.square(leaf.astype(jnp.float32)).sum() for leaf in jax.tree.leaves(tree)])
+def _squares(tree: PyTree, parts: Parts | None) -> jax.Array:
+    """Sum of squares of what this device adds of each leaf, float32 [leaves]."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        square = jnp.square(leaf.astype(jnp.float32)).sum()
+        if parts is None or varying_axes(leaf).issuperset(parts.axes):
+            return square
+        # All devices hold the whole leaf: it counts once.
+        return jnp.where(lax.axis_index(parts.axes) == 0, square, 0.0)
+
+    return jnp.stack([of_leaf(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def _over_devices(squares: jax.Array, parts: Parts | None) -> jax.Array:

@@ -28,6 +28,7 @@ def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
         "mesh": experiment.mesh_over_ranks(mesh),
         "leaves": len(leaves),
         "gradient_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+        "cut": {f"{layer.path}/kernel": layer.cut for layer in experiment.layers},
         "buckets": [],
         "every": 1 if experiment.strategy.averaging is None else experiment.strategy.averaging.every,
         "wire_bytes_per_axis": _sent(experiment),
@@ -121,6 +122,8 @@ def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
         f"strategy {report['strategy']} ({when}), mode {report['mode']}, mesh {mesh}: "
         f"{report['leaves']} leaves, {size_text(report['gradient_bytes'])} of gradients"
     )
+    for name, cut in report["cut"].items():
+        yield f"{name} is cut by {cut} over the devices of a host: activations travel, its gradient does not leave them"
     if report["buckets"]:
         yield ""
         order = "in backward order" if report["schedule"] != "local" else "at the end of a round"

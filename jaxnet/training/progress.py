@@ -17,6 +17,15 @@ def show_warnings() -> None:
     logger.propagate = False  # to the handler that importing Orbax installs, with another format
 
 
+def say_warning(line: str) -> None:
+    """One line for a person, that something is wrong."""
+    logging.getLogger("jaxnet").warning("%s", line)
+
+
+def say_nothing(line: str) -> None:
+    """What processes but the first do with a line for a person."""
+
+
 class Display:
     """Prints the lines of a run, and in a terminal keeps a progress bar below them. Use it in a `with` statement.
 

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxnet.errors import InputError
+from jaxnet.training.appended import Appended, cut_half_line
+from jaxnet.training.board import Board
 
 
 def make_workdir(workdir: Path) -> None:
@@ -23,13 +25,14 @@ def make_workdir(workdir: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is either the old one or the new one, whatever happens on the way."""
     scratch = path.with_name(path.name + ".tmp")
-    with _writing(path):
+    with writing(path):
         scratch.write_text(text)
         scratch.replace(path)
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """A failure of the disk inside is an InputError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -51,42 +54,37 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 class Records:
-    """Appends metrics to metrics.jsonl, and to TensorBoard if wanted.
+    """Appends metrics to metrics.jsonl, and to TensorBoard if wanted. Where a disk is full, they are left out.
 
-    A step that a resume runs again is written again; the later line is the one that counts.
+    A step that a resume runs again is written again; the later line is the one that counts. Before each line `fence` is
+    called, which raises if this run may write no more.
     """
 
-    def __init__(self, workdir: Path, *, tensorboard: bool) -> None:
-        self._path = workdir / "metrics.jsonl"
-        with _writing(self._path):
-            self._file = self._path.open("a", buffering=1)
-        try:
-            self._board = _board(workdir / "tensorboard") if tensorboard else None
-        except InputError:
-            self._file.close()
-            raise
+    def __init__(self, workdir: Path, *, tensorboard: bool, fence: Callable[[], None] = lambda: None) -> None:
+        path, board = workdir / "metrics.jsonl", workdir / "tensorboard"
+        with writing(path):
+            cut_half_line(path)
+            self._lines = Appended(path, fence=fence)
+        self._board: Board | None = None
+        if tensorboard:
+            try:
+                with writing(board):
+                    self._board = Board(board, fence=fence)
+            except InputError:
+                self._lines.close()
+                raise
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """One line: step, split, then `values`; the numbers among them also go to TensorBoard as `split/name`."""
-        with _writing(self._path):
-            self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        self._lines.append((json.dumps({"step": step, "split": split, **values}) + "\n").encode())
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(f"{split}/{name}", value, step)
+            self._board.write(step, {f"{split}/{name}": value for name, value in values.items()})
 
     def close(self) -> None:
-        """Flush and close."""
-        with _writing(self._path):
-            self._file.close()
+        """Close the files."""
+        self._lines.close()
         if self._board is not None:
             self._board.close()
-
-
-def _board(directory: Path) -> Any:
-    from tensorboardX import SummaryWriter  # takes a while to import
-
-    with _writing(directory):
-        return SummaryWriter(str(directory), flush_secs=10)
 
 
 class NoRecords:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxnet.checkpoints import Checkpoints, OneWriter, Restored
+from jaxnet.checkpoints import Checkpoints, Enduring, OneWriter, Restored
 from jaxnet.data import DeviceBatch
 from jaxnet.errors import InputError
 from jaxnet.training.experiment import Experiment
@@ -60,7 +60,7 @@ class Recovery:
         self,
         guard: Guard,
         experiment: Experiment,
-        checkpoints: Checkpoints | OneWriter,
+        checkpoints: Checkpoints | Enduring | OneWriter,
         counts: Counts,
         say: Callable[[str], None],
         gathered: Callable[[Any], list[Any]] = lambda value: [value],

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxnet.comm import AXES, mesh_size
+from jaxnet.comm import AXES, DEVICE, mesh_size
 from jaxnet.comm.vma import varying_axes
 from jaxnet.training.layout import Layout
 from jaxnet.training.state import TrainState
@@ -23,7 +23,7 @@ class Replicas:
 
     That is every leaf that is whole on all devices. Parts ('deferred') are a device's own and are not compared, nor is
     what a reducer remembers. Of copies ('local') parameters, running averages and their average are: they are equal
-    after a step that ends a round, and then alone.
+    after a step that ends a round, and then alone. What is cut over the devices of each host is compared by host.
 
     Args:
         layout: of the states.
@@ -100,7 +100,7 @@ def _compared(kinds: TrainState) -> tuple[list[int], list[str]]:
     found = [
         (index, jax.tree_util.keystr(path, simple=True, separator="/"))
         for index, (path, kind) in enumerate(jax.tree.leaves_with_path(alike))
-        if kind in ("whole", "copy")
+        if kind in ("whole", "copy", "rows", "columns")
     ]
     return [index for index, _ in found], [name for _, name in found]
 
@@ -109,9 +109,14 @@ def _hashes(layout: Layout, leaves: Sequence[int]) -> jax.stages.Wrapped:
     """Leaves of a state to the hashes of all devices of the mesh, uint32 [devices, leaves]."""
     specs = jax.tree.leaves(layout.specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
     chosen = [specs[index] for index in leaves]
+    kinds = jax.tree.leaves(layout.kinds)
+    cut = [kinds[index] in ("rows", "columns") for index in leaves]
 
     def on_device(values: list[jax.Array]) -> jax.Array:
-        own = jnp.stack([leaf_hash(value) for value in values])
+        hashes = [leaf_hash(value) for value in values]
+        # The devices of a host hold a cut leaf together, and hosts the same.
+        hashes = [lax.psum(own, DEVICE) if here else own for own, here in zip(hashes, cut, strict=True)]
+        own = jnp.stack(hashes)
         own = lax.pcast(own, tuple(set(AXES) - varying_axes(own)), to="varying")
         return lax.all_gather(own, AXES, to="invarying")
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, one_per_device, replicated
 from jaxnet.models import Model
+from jaxnet.training.ensemble import member_keys
 from jaxnet.training.initial import with_values
 from jaxnet.training.loss_scale import LossScale, first_scale
 
@@ -31,7 +32,7 @@ class TrainState(NamedTuple):
         optimizer: the optimizer's state.
         comm: the reducer's state, one per device.
         average: exponential moving average of the parameters, or None.
-        key: key data of the run's random numbers, uint32 [2].
+        key: key data of the run's random numbers, uint32 [2]; of an ensemble [members, 2].
         scale: of the loss, where the model computes in float16; else None.
     """
 
@@ -56,12 +57,14 @@ def first_state(
     *,
     averaged: bool = False,
     scaled: bool = False,
+    members: int | None = None,
 ) -> TrainState:
     """The whole state before the first step: a function of `seed`, and of values by name, the same on any mesh.
 
-    To be traced: `Layout.make` makes it on the mesh, and under `jax.eval_shape` it gives shapes alone.
+    To be traced: `Layout.make` makes it on the mesh, and under `jax.eval_shape` it gives shapes alone. With `members`
+    the model is that of an ensemble, and the optimizer too.
     """
-    key = jax.random.key(seed)
+    key = jax.random.key(seed) if members is None else member_keys(seed, members)
     variables = with_values(model.init(key, jnp.zeros((1, *image_shape), jnp.float32)), initial)
     comm_state = () if reducer is None else reducer.init(variables.params, mesh.shape)
     dims = tuple(mesh.shape.values())

@@ -90,7 +90,8 @@ def make_train_step(
         strategy: how gradients travel.
         mesh: axes ('host', 'device').
         options: see `StepOptions`.
-        layout: of the states; the schedules 'deferred' and 'local' need it.
+        layout: of the states; the schedules 'deferred' and 'local' need it, and so do parameters that are cut over
+            devices, whose loss and strategy are then those of `with_sharded` and `hybrid_strategy`.
 
     Raises:
         ValueError: mode 'jit' with a strategy of ours, or another mode with 'xla'; 'pmap' with several hosts;
@@ -124,10 +125,12 @@ def make_train_step(
     step = device_step(
         *(loss_fn, optimizer, reducer.reduce, devices, axes, options.microbatches, options.average_decay),
         together=one_message(options.all_reduce),
-        skip=Skip() if options.skip else None,
+        skip=Skip(layout.cut_axes if layout else ()) if options.skip else None,
     )
+    if options.mode == "pmap":
+        return _pmap(step, mesh)
     everywhere = _state_like(PartitionSpec(), PartitionSpec(HOST, DEVICE))
-    return _pmap(step, mesh) if options.mode == "pmap" else _shard_map(step, mesh, everywhere)
+    return _shard_map(step, mesh, layout.specs if layout and layout.cut_axes else everywhere)
 
 
 def _deferred(

@@ -21,18 +21,28 @@ def run(tmp_path):
     run.close()
 
 
-def test_a_flipped_bit_in_any_file_is_caught_and_the_file_named(run):
+def test_a_flipped_bit_and_a_truncation_of_any_file_are_caught_and_the_file_named(run):
     files = [path for path in (run.path / "000300").rglob("*") if path.is_file()]
     assert len(files) > 5
     checkpoints = run.open()
     for path in files:
         whole = path.read_bytes()
-        flip_a_bit(path)
         name = path.relative_to(run.path / "000300").as_posix()
-        with pytest.raises(InputError, match=f"step 300 .* is damaged: {name} is not as it was written"):
-            checkpoints.restore(300, run.like)
+        sealed = "is not as it was written"
+        for harmed, fault in (
+            (flipped(whole), sealed),
+            (whole[:-1], sealed if name == manifest.NAME else f"has {len(whole) - 1} bytes, {len(whole)} were written"),
+            (b"", sealed if name == manifest.NAME else f"has 0 bytes, {len(whole)} were written"),
+        ):
+            path.write_bytes(harmed)
+            with pytest.raises(InputError, match=f"step 300 .* is damaged: {re.escape(name)} {fault}"):
+                checkpoints.restore(300, run.like)
         path.write_bytes(whole)
     assert_same_bits(checkpoints.restore(300, run.like).state, run.value(300))
+
+
+def flipped(content):
+    return content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 0x10]) + content[len(content) // 2 + 1 :]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ def run(finished, tmp_path):
 
 
 def contents(directory):
-    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+    """What a run has made; that it was started is told by its lock and its ledger."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path: path.read_bytes() for path in files if not {"lock", "ledger.jsonl"} & set(path.parts)}
 
 
 # How a finished run is spoilt, with which arguments it is then continued, and what the message has to say.

@@ -4,6 +4,7 @@ import pytest
 
 from jaxnet.cluster.address import Address
 from jaxnet.cluster.environment import detect, find_place
+from jaxnet.cluster.listening import listening_address
 from jaxnet.errors import InputError
 
 CONTRACT = {"JAX_COORDINATOR_ADDRESS": "node1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
@@ -44,15 +45,14 @@ def test_the_three_variables():
     assert place.detected_by == "variables"
     assert (place.process_index, place.process_count) == (3, 4)
     assert place.coordinator == Address("node1", 1234)
-    assert place.bind == Address("::", 1234)
+    assert place.bind is None
     assert place.interface == "eth1"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1234", "localhost:1234", "[::1]:1234"])
 def test_a_loopback_coordinator_is_served_on_loopback_alone(address):
     place = find_place({**CONTRACT, "JAX_COORDINATOR_ADDRESS": address})
-    assert place.bind == place.coordinator
-    assert str(place.bind) == address
+    assert str(listening_address(place.coordinator, "eth1")) == address
 
 
 def test_an_explicit_bind_address_is_kept():

@@ -15,7 +15,7 @@ from jaxnet.errors import InputError
 from jaxnet.models import CNN, ResNet, from_linen
 from jaxnet.training.config import Config
 from jaxnet.training.config_file import apply_override, load_config
-from jaxnet.training.config_keys import all_keys, differences, flatten, to_json
+from jaxnet.training.config_keys import all_keys, default_values, differences, flatten, to_json
 from jaxnet.training.optimizer import Optimizer
 from jaxnet.training.typed_value import conforms, parse_value
 
@@ -225,6 +225,19 @@ def test_differences_names_exactly_the_keys_that_differ(saved, current):
 def test_differences_reads_as_a_change():
     saved, current = {"epochs": 1, "hosts": 2}, {"epochs": 2, "seed": None}
     assert differences(saved, current) == ["epochs: 1 -> 2", "hosts: 2 -> (absent)", "seed: (absent) -> null"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["cnn", "resnet", "bfloat16"])
+def test_a_key_that_a_saved_config_lacks_had_its_default(config):
+    current, defaults = flatten(config), default_values(config)
+    for key in ("guard", "log.hlo", "model.widths", "seed"):
+        older = {k: v for k, v in current.items() if k != key and not k.startswith(f"{key}.")}
+        changed = [] if all(current[k] == defaults.get(k, ...) for k in current.keys() - older.keys()) else [key]
+        assert [line.partition(":")[0] for line in differences(older, current, defaults)] == changed
+    assert not {"epochs", "batch_size", "model", "data"} & set(defaults)
+    changed = dataclasses.replace(config, seed=7)
+    older = {k: v for k, v in current.items() if k != "seed"}
+    assert differences(older, flatten(changed), default_values(changed)) == ["seed: 0 -> 7"]
 
 
 @pytest.fixture

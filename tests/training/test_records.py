@@ -1,8 +1,15 @@
 """What a run writes is whole, appended to on a resume, and refused in one line where it cannot be written."""
 
+import contextlib
 import json
+import resource
+import shutil
+import struct
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
 
 from jaxnet.errors import InputError
 from jaxnet.training.records import NoRecords, Records, read_settings, write_whole
@@ -52,12 +59,99 @@ def test_what_stands_in_the_way_is_named(name, tmp_path):
         Records(tmp_path, tensorboard=True)
 
 
-def test_a_full_disk_is_told(tmp_path):
+def test_a_full_disk_is_told_once_and_nothing_fails(tmp_path, caplog):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     records = Records(tmp_path, tensorboard=False)
-    for act in (lambda: records.write(1, "train", {"loss": 0.5}), records.close):
-        with pytest.raises(InputError, match=r"metrics\.jsonl cannot be written: No space left on device"):
-            act()
+    for step in (1, 2):
+        records.write(step, "train", {"loss": 0.5})
+    records.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/metrics.jsonl cannot be written: No space left on device; training goes on without, until it can"
+    ]
+
+
+@contextlib.contextmanager
+def files_no_longer_than(size):
+    """Stands for a disk that is full: the rest of a record is refused."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def events_of(content):
+    """The events of a file of TFRecords, whose checksums must be right."""
+    events = []
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        header, body, seal = content[:8], content[12 : 12 + length], content[12 + length : 16 + length]
+        assert struct.unpack("<II", content[8:12] + seal) == (masked_crc32c(header), masked_crc32c(body))
+        events.append(Event.FromString(body))
+        content = content[16 + length :]
+    return events
+
+
+def test_no_half_line_is_left_and_the_file_is_written_again(tmp_path, caplog):
+    records = Records(tmp_path, tensorboard=True)
+    records.write(1, "train", {"loss": 0.5})
+    with files_no_longer_than(60):
+        for step in (2, 3):
+            records.write(step, "train", {"loss": 0.5})
+    records.write(4, "train", {"loss": 0.25})
+    records.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 4]
+    [board] = (tmp_path / "tensorboard").iterdir()
+    events = events_of(board.read_bytes())
+    assert events[0].file_version == "brain.Event:2"
+    assert [(event.step, *event.summary.value) for event in events[1:]] == [
+        (step, Summary.Value(tag="train/loss", simple_value=loss)) for step, loss in ((1, 0.5), (4, 0.25))
+    ]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4
+    assert said[2] == f"{tmp_path}/metrics.jsonl is written again; 2 records are missing in it"
+
+
+@pytest.mark.parametrize("half", ['{"step": 2, "spl', "x" * 100])
+def test_a_half_line_of_a_killed_run_is_cut_off(tmp_path, half, caplog):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + half)
+    records = Records(tmp_path, tensorboard=False)
+    records.write(3, "train", {"loss": 0.5})
+    records.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 3]
+    assert "ended in half a line, which was cut off" in caplog.text
+
+
+def test_a_directory_that_vanishes_and_comes_back(tmp_path, caplog):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    records = Records(workdir, tensorboard=False)
+    shutil.rmtree(workdir)
+    records.write(1, "train", {"loss": 0.5})
+    workdir.mkdir()
+    records.write(2, "train", {"loss": 0.5})
+    records.close()
+    assert json.loads((workdir / "metrics.jsonl").read_text())["step"] == 2
+    assert [
+        text
+        for record in caplog.records
+        for text in ("No such file or directory", "is written again")
+        if text in record.getMessage()
+    ] == ["No such file or directory", "is written again"]
+
+
+def test_a_run_that_may_write_no_more_writes_nothing(tmp_path):
+    def fence():
+        raise InputError("taken over")
+
+    records = Records(tmp_path, tensorboard=False, fence=fence)
+    with pytest.raises(InputError, match="taken over"):
+        records.write(1, "train", {"loss": 0.5})
+    records.close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
 def test_settings_are_read_as_written(tmp_path):

@@ -60,7 +60,7 @@ def _ask(talk: Talk, number: int) -> Offset:
     key = f"clock/{talk.rank}/{number}"
     shown, started = time.time(), time.monotonic()
     talk.tell(f"{key}/asked", "")
-    there = float(talk.await_told(f"{key}/shown"))
+    there = float(talk.await_told(f"{key}/shown", 0))
     half = (time.monotonic() - started) / 2
     return Offset(shown + half - there, half)
 
@@ -68,5 +68,5 @@ def _ask(talk: Talk, number: int) -> Offset:
 def _answer(talk: Talk) -> None:
     for rank in range(1, talk.count):
         for number in range(_TRIES):
-            talk.await_told(f"clock/{rank}/{number}/asked")
+            talk.await_told(f"clock/{rank}/{number}/asked", rank)
             talk.tell(f"clock/{rank}/{number}/shown", repr(time.time()))

@@ -72,4 +72,6 @@ def _about(check: str, by_rank: Mapping[int, Sequence[Finding]]) -> list[Finding
         return [replace(finding, found=f"{ranks(own)}: {finding.found}") for finding, own in wrong.items()]
     first, own = next(iter(holders.items()))
     others = sorted({rank for same in holders.values() for rank in same} - set(own))
-    return [replace(first, found=f"{ranks(own)}: {first.found}" + (f"; ok on {ranks(others)} too" if others else ""))]
+    if not others:
+        return [first]
+    return [replace(first, found=f"{ranks(own)}: {first.found}; ok on {ranks(others)} too")]

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_THREAD = "jaxnet-within"
+
 
 class TimedOut(Exception):
     """It took longer than it may; a thread of this process still waits for it."""
@@ -15,8 +17,8 @@ class TimedOut(Exception):
 def within(seconds: float, function: Callable[[], T]) -> T:
     """What `function` returns or raises, or `TimedOut`.
 
-    Nothing can end a thread that waits in the kernel: it is left behind, and a process in which that happened
-    must end by `os._exit`.
+    Nothing can end a thread that waits in the kernel: it is left behind, and while `any_left` the process must end
+    by `os._exit`.
 
     >>> within(60, lambda: 1 + 1)
     2
@@ -29,7 +31,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
         except BaseException as error:
             answer.put((None, error))
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
     try:
         value, error = answer.get(timeout=seconds)
     except queue.Empty:
@@ -37,3 +39,8 @@ def within(seconds: float, function: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
+
+
+def any_left() -> bool:
+    """Whether a thread of `within` still waits."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jaxnet.cluster.doctor.talk import Talk
 from jaxnet.cluster.doctor.wire import Sent, measure, take
 
-_PAIR_SECONDS = 8.0
+_PAIR_SECONDS = 6.0
 _MOST_ROUNDS = 31  # on more hosts than 32, each is measured with 31 others
 _NONCE = 16
 
@@ -51,13 +51,13 @@ def measure_links(talk: Talk, host: str, address: str) -> tuple[list[Link], dict
     """
     with closing(_listen(address)) as server:
         own = {"host": host, "address": address, "port": server.getsockname()[1], "nonce": secrets.token_hex(8)}
-        there = talk.gather("links", own)
+        there = talk.gather("ports", own)
         leaders = leaders_of([(entry["host"], entry["address"]) for entry in there])
         found: list[Link] = []
         for number, pairs in enumerate(rounds(leaders)[:_MOST_ROUNDS]):
             pair = next((pair for pair in pairs if talk.rank in pair), None)
             link = None if pair is None else _link(talk.rank, pair, server, there)
-            found += [Link(*given) for given in talk.gather(f"links/{number}", link) if given is not None]
+            found += [Link(*given) for given in talk.gather(f"link round {number}", link) if given is not None]
     return found, {rank: there[rank]["host"] for rank in leaders}
 
 

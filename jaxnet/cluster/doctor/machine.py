@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
 def check_machine(environ: Mapping[str, str], coordinator: str | None) -> list[Finding]:
     """Versions, memory, shared memory and proxies of this machine; `coordinator` is None for a single process."""
     known = versions()
-    found = [ok("versions", ", ".join(f"{name} {known[name]}" for name in ("python", "jax", "jaxlib")))]
+    found = [ok("python and jax", ", ".join(f"{name} {known[name]}" for name in ("python", "jax", "jaxlib")))]
     found.append(check_memory(Path("/proc/meminfo")))
     found.append(check_shared_memory(Path("/dev/shm")))
     if coordinator is not None:
@@ -70,5 +70,7 @@ def check_proxies(environ: Mapping[str, str], coordinator: str) -> Finding:
     proxy = proxy_between(environ, coordinator)
     if proxy is None:
         return ok("proxies", f"none between this host and {coordinator}")
-    found = f"{proxy} is set and no_proxy does not name the coordinator {coordinator}: jaxnet goes around it, and JAX alone"
+    found = (
+        f"{proxy} is set and no_proxy does not name the coordinator {coordinator}: jaxnet goes around it, and JAX alone"
+    )
     return warning("proxies", f"{found} would hang", f"add {coordinator} to the variable no_proxy, or unset {proxy}")

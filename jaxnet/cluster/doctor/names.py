@@ -1,8 +1,6 @@
 """Names and addresses: this process's place, this host's own name, the coordinator's, the interface's."""
 
-import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -11,11 +9,11 @@ from jaxnet.cluster.address import Address, check_interface, is_loopback
 from jaxnet.cluster.doctor.finding import Finding, failed, ok, warning
 from jaxnet.cluster.doctor.limit import TimedOut, within
 from jaxnet.cluster.environment import BIND, COORDINATOR, INTERFACE, Place
+from jaxnet.cluster.listening import interface_address, is_own
 from jaxnet.errors import InputError
 
 _LOOKUP_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2
-_SIOCGIFADDR = 0x8915
 _HOSTS_CURE = "in /etc/hosts of {host}, give {name} the address at which the other hosts reach it"
 
 
@@ -33,20 +31,6 @@ def addresses_of(host: str) -> list[str]:
     """The addresses that the name `host` leads to, each once; OSError or `TimedOut` when there are none."""
     entries = within(_LOOKUP_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-
-
-def interface_address(name: str) -> str | None:
-    """The IPv4 address of a network interface, or None."""
-    if sys.platform != "linux":
-        return None
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _own_name(name: str, place: Place) -> Finding:
@@ -83,7 +67,7 @@ def _coordinator(coordinator: Address, place: Place, bound: bool, timeout_second
     if place.process_index != 0 and loopback:
         cure = f"in /etc/hosts of {own}, give {coordinator.host} the address of rank 0's host"
         return warning(check, f"{found} on {own}, a loopback address: it leads back to {own}", cure)
-    if place.process_index == 0 and not bound and not any(map(_is_own, addresses)):
+    if place.process_index == 0 and not bound and not any(map(is_own, addresses)):
         cure = f"give {COORDINATOR} an address of the host where rank 0 runs"
         return warning(check, f"{found}, which is no address of {own}, where rank 0 runs", cure)
     return ok(check, found)
@@ -99,16 +83,6 @@ def _await_addresses(host: str, timeout_seconds: float) -> list[str]:
             if time.monotonic() > give_up:
                 raise
         time.sleep(_AGAIN_SECONDS)
-
-
-def _is_own(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def _interface(name: str) -> Finding:

@@ -4,7 +4,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,17 +22,16 @@ _CURE = "give a --workdir on a file system that all hosts share, under the same 
 
 def check_shared(talk: Talk, workdir: Path) -> Finding:
     """Rank 0 writes, all read that and write, rank 0 reads; every rank calls this. Nothing is left behind."""
-    meeting = talk.gather("shared/where", _begin(workdir) if talk.rank == 0 else ["", ""])[0]
-    folder, problem = Path(meeting[0]), meeting[1]
+    name, problem = talk.gather("shared workdir", _begin(workdir) if talk.rank == 0 else ["", ""])[0]
+    if problem:
+        return failed(_CHECK, f"{workdir}: rank 0 {problem}", _CURE)
+    folder = nearest(workdir) / name
     try:
-        if problem:
-            return failed(_CHECK, f"rank 0 cannot write to {workdir}: {problem}", _CURE)
-        own = "" if talk.rank == 0 else _tried(lambda: _join(folder, talk.rank))
-        problems = talk.gather("shared/joined", own)
-        unseen = [rank for rank in range(1, talk.count) if not problems[rank] and not _seen(folder / str(rank), talk)]
-        unseen = talk.gather("shared/seen", unseen)[0]
+        problems = talk.gather("joined workdir", _tried(lambda: _join(folder, talk.rank)))
+        wrote = [rank for rank, problem in enumerate(problems) if not problem]
+        unseen = talk.gather("seen workdir", _unseen(folder, wrote) if talk.rank == 0 else [])[0]
     finally:
-        if talk.rank == 0 and meeting[0]:
+        if talk.rank == 0:
             with suppress(TimedOut):
                 within(_SECONDS, lambda: shutil.rmtree(folder, ignore_errors=True))
     return _judge(workdir, problems, unseen)
@@ -49,15 +48,29 @@ def _judge(workdir: Path, problems: Sequence[str], unseen: Sequence[int]) -> Fin
 
 
 def _begin(workdir: Path) -> list[str]:
-    """The folder where all shall meet, which rank 0 makes, and what went wrong."""
-    folder = nearest(workdir) / f".jaxnet-doctor-{secrets.token_hex(8)}"
-    return [str(folder), _tried(lambda: (folder.mkdir(), _write(folder / "0")))]  # type: ignore[func-returns-value]
+    """The name of a folder in `workdir` where all shall meet, which rank 0 makes, and what went wrong."""
+    name = f".jaxnet-doctor-{secrets.token_hex(8)}"
+    return [name, _tried(lambda: _open(nearest(workdir) / name))]
+
+
+def _open(folder: Path) -> None:
+    folder.mkdir()
+    _write(folder / "0")
 
 
 def _join(folder: Path, rank: int) -> None:
-    if not _appears(folder / "0"):
+    if _await_written([folder / "0"]):
         raise OSError("does not see what rank 0 wrote there")
-    _write(folder / str(rank))
+    if rank != 0:
+        _write(folder / str(rank))
+
+
+def _unseen(folder: Path, wrote: Sequence[int]) -> list[int]:
+    """Which of the ranks that `wrote` did so elsewhere."""
+    absent = [folder / str(rank) for rank in wrote]
+    with suppress(TimedOut, OSError):
+        absent = within(_SECONDS, lambda: _await_written(absent))
+    return [int(path.name) for path in absent]
 
 
 def _write(path: Path) -> None:
@@ -67,28 +80,24 @@ def _write(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _seen(path: Path, talk: Talk) -> bool:
-    return talk.rank != 0 or _tried(lambda: _require(path)) == ""
-
-
-def _require(path: Path) -> None:
-    if not _appears(path):
-        raise OSError("is not there")
-
-
-def _appears(path: Path) -> bool:
-    """Whether `path` comes to hold the name of its folder."""
+def _await_written(paths: Sequence[Path]) -> list[Path]:
+    """Wait until each of `paths` holds the name of its folder; those that do not when half of the time is up."""
     give_up = time.monotonic() + _SECONDS / 2
-    while True:
-        with suppress(FileNotFoundError):
-            if path.read_text() == path.parent.name:
-                return True
+    while absent := [path for path in paths if not _is_written(path)]:
         if time.monotonic() > give_up:
-            return False
+            break
         time.sleep(_AGAIN_SECONDS)
+    return absent
 
 
-def _tried(work: "Callable[[], object]") -> str:
+def _is_written(path: Path) -> bool:
+    try:
+        return path.read_text() == path.parent.name
+    except FileNotFoundError:
+        return False
+
+
+def _tried(work: Callable[[], object]) -> str:
     """What stood in the way of `work`, or nothing."""
     try:
         within(_SECONDS, work)

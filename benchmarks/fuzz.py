@@ -1,0 +1,153 @@
+"""What users type, drawn at random: each case must train, or be refused by one line and status 2.
+
+    python -m benchmarks.fuzz [--cases 1000] [--first 0] [--seconds S] [--workers 2] [--limit 300] [--train-every 1]
+
+A case is a config file, overrides and sometimes a second run in the same workdir, all from one number, the seed:
+`--first SEED --cases 1` runs a failure again and prints it whole. Afterwards no file may be half-written, and every
+checkpoint must be good. Every third seed runs on one device, the others on four. With `--train-every 10`, nine of ten
+cases end where their program would be compiled, which takes a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.fuzzing.draw import all_kinds, draw_case
+
+ROOT = Path(__file__).parents[1]
+_FRESH_AFTER = 60  # cases, after which a process has compiled enough
+
+
+class Worker:
+    """A process that runs cases on so many devices; ended and started again when one hangs or ends it."""
+
+    def __init__(self, devices: int, limit: float) -> None:
+        self._devices, self._limit = devices, limit
+        self._process: subprocess.Popen[str] | None = None
+        self._done = 0
+
+    def verdict(self, seed: int, trains: bool = True) -> str:
+        """What became of the case of `seed`; without `trains`, it ends where its program would be compiled."""
+        if self._done >= _FRESH_AFTER:
+            self.close()
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+            process = self._running()
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"seed": seed, "folder": folder, "trains": trains}) + "\n")
+            process.stdin.flush()
+            self._done += 1
+            return self._answer(process)
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            command = [sys.executable, "-m", "benchmarks.fuzzing.trial", str(self._devices)]
+            environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            self._done = 0
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[str]) -> str:
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        assert process.stdout is not None
+        threading.Thread(target=lambda read=process.stdout: lines.put(read.readline()), daemon=True).start()
+        try:
+            line = lines.get(timeout=self._limit)
+        except queue.Empty:
+            self.close()
+            return f"FAILED: no end after {self._limit:g} s"
+        if not line:
+            status = process.wait()
+            self.close()
+            return f"FAILED: the process ended with status {status}"
+        return str(json.loads(line)["verdict"])
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def run(seeds: Sequence[int], workers: int, limit: float, until: float, train_every: int) -> dict[int, str]:
+    """The verdicts by seed, of as many cases as there is time for."""
+    verdicts: dict[int, str] = {}
+    of_devices = {devices: iter([seed for seed in seeds if devices_of(seed) == devices]) for devices in (1, 4)}
+    lock = threading.Lock()
+
+    def work(devices: int) -> None:
+        worker = Worker(devices, limit)
+        while time.monotonic() < until:
+            with lock:
+                seed = next(of_devices[devices], None)
+            if seed is None:
+                break
+            trains = seed % train_every == 0
+            found = worker.verdict(seed, trains)
+            verdicts[seed] = "taken" if found == "trained" and not trains else found
+            if verdicts[seed].startswith("FAILED"):
+                show(seed, verdicts[seed])
+        worker.close()
+
+    threads = [threading.Thread(target=work, args=(1 if index % 2 else 4,)) for index in range(max(2, workers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return verdicts
+
+
+def devices_of(seed: int) -> int:
+    """On how many devices the case of `seed` runs."""
+    return 1 if seed % 3 == 0 else 4
+
+
+def show(seed: int, verdict: str) -> None:
+    """Print a case with what became of it."""
+    case = draw_case(seed, all_kinds())
+    model = [line.strip() for line in case.config.splitlines() if line.strip().startswith(("model=", "data="))]
+    print(
+        f"seed {seed}: {verdict}\n  {' '.join(model)}\n  {case.overrides!r:.600} again={case.again!r:.600}", flush=True
+    )
+
+
+def main() -> int:
+    """The command line; status 1 if any case failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many")
+    parser.add_argument("--workers", type=int, default=2, help="processes at a time, at least 2")
+    parser.add_argument("--train-every", type=int, default=1, metavar="N", help="of so many cases, how many train: one")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a case counts as hanging")
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.cases)
+    verdicts = run(seeds, args.workers, args.limit, time.monotonic() + args.seconds, args.train_every)
+    counts = collections.Counter(verdict.split(":")[0] for verdict in verdicts.values())
+    if args.cases == 1:
+        show(args.first, verdicts[args.first])
+    print(json.dumps({"cases": len(verdicts), **counts}))
+    return int(counts["FAILED"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

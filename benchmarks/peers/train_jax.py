@@ -1,0 +1,132 @@
+"""Training steps in JAX for throughput.py: the trainer's own, and a loop as one writes it by hand."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.peers import networks
+from benchmarks.peers.rounds import serve
+from jaxnet.comm import make_mesh, split_by_example
+from jaxnet.data import Synthetic
+from jaxnet.models import ZOO, Heads
+from jaxnet.training.config import Config
+from jaxnet.training.experiment import prepare
+from jaxnet.training.loss import Pixels
+from jaxnet.training.optimizer import Optimizer
+
+Run = Callable[[int], None]  # so many steps, and waits for the last
+PLAIN = {"alexnet": {"dropout": 0.0}, "vgg16": {"dropout": 0.0}, "googlenet_bn": {"dropout": 0.0}}
+PLAIN["googlenet_bn"]["auxiliary_dropout"] = 0.0
+
+
+def network(name: str, dtype: str) -> Any:
+    """The network without dropout, which those of PyTorch here do not have."""
+    zoo = networks.NETWORKS[name].zoo
+    return ZOO[zoo].build(num_classes=networks.CLASSES, dtype=dtype, **PLAIN.get(zoo, {}))
+
+
+def random_batch(batch: int) -> dict[str, np.ndarray]:
+    """Images and labels as a data set gives them."""
+    random = np.random.default_rng(0)
+    image = random.integers(0, 256, (batch, *networks.IMAGE), np.uint8)
+    return {"image": image, "label": random.integers(0, networks.CLASSES, batch, np.int32)}
+
+
+def trainer(name: str, batch: int, dtype: str) -> Run:
+    """The compiled step of train.py, with its own defaults."""
+    mesh = make_mesh()
+    data = Synthetic(networks.IMAGE, num_classes=networks.CLASSES, num_train=batch, num_test=batch)
+    config = Config(
+        model=network(name, dtype),
+        data=data,
+        pixels=Pixels(networks.MEAN, networks.DEVIATION),
+        epochs=1,
+        batch_size=batch,
+        optimizer=Optimizer(
+            "sgd", networks.LEARNING_RATE, schedule="constant", momentum=networks.MOMENTUM, nesterov=False
+        ),
+    )
+    experiment = prepare(config, mesh, data.load("train"))
+    state = experiment.first_state()
+    step = experiment.step.lower(state, experiment.batch_shapes).compile()
+    ids = {"id": np.arange(batch, dtype=np.int32)}
+    return repeated(step, state, jax.device_put(random_batch(batch) | ids, split_by_example(mesh)))
+
+
+def by_hand(name: str, batch: int, dtype: str) -> Run:
+    """A function of the state and the batch, jitted and donated, and nothing else."""
+    module, auxiliary = network(name, dtype), networks.NETWORKS[name].auxiliary
+    optimizer = optax.sgd(networks.LEARNING_RATE, networks.MOMENTUM)
+    mean, deviation = jnp.array(networks.MEAN), jnp.array(networks.DEVIATION)
+
+    def loss_of(params: Any, stats: Any, batch: Any) -> tuple[jax.Array, Any]:
+        images = (batch["image"].astype(jnp.float32) / 255 - mean) / deviation
+        variables = {"params": params, **stats}
+        outputs, stats = module.apply(variables, images, train=True, mutable=list(stats))
+        heads = outputs if isinstance(outputs, Heads) else Heads(outputs)
+        weighted = [(1.0, heads.logits), *((auxiliary, logits) for _, logits in heads.auxiliary)]
+        entropy = optax.softmax_cross_entropy_with_integer_labels
+        return sum(weight * entropy(logits, batch["label"]).mean() for weight, logits in weighted), stats
+
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        params, stats, momentum = state
+        (loss, stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(params, stats, batch)
+        updates, momentum = optimizer.update(gradient, momentum)
+        return (optax.apply_updates(params, updates), stats, momentum), loss
+
+    def first(key: jax.Array) -> Any:
+        variables = dict(module.init(key, jnp.zeros((1, *networks.IMAGE)), train=False))
+        params = variables.pop("params")
+        return params, variables, optimizer.init(params)
+
+    state, examples = jax.jit(first)(jax.random.key(0)), jax.device_put(random_batch(batch))
+    return repeated(jax.jit(step, donate_argnums=0).lower(state, examples).compile(), state, examples)
+
+
+def repeated(step: Callable[..., Any], state: Any, batch: Any) -> Run:
+    """A step that goes on from its own state."""
+    held = [state]
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            held[0], _ = step(held[0], batch)
+        jax.block_until_ready(held[0])
+
+    return run
+
+
+def products(side: int, dtype: str) -> Run:
+    """Square matrix products, one of the other's result."""
+    matrix = jax.random.normal(jax.random.key(0), (side, side), dtype) / side**0.5
+    return repeated(jax.jit(lambda x, y: (y @ x, 0)), matrix, matrix)
+
+
+VARIANTS = {"jaxnet": trainer, "jax by hand": by_hand}
+
+
+def main() -> None:
+    args = networks.worker_arguments(__doc__, list(VARIANTS))
+    runs = {networks.MATMUL: products(args.side, args.dtype)}
+    runs |= {name: VARIANTS[name](args.model, args.batch, args.dtype) for name in args.variant}
+
+    def seconds_a_step(variant: str, steps: int) -> float:
+        started = time.perf_counter()
+        runs[variant](steps)
+        return (time.perf_counter() - started) / steps
+
+    for run in runs.values():
+        run(networks.WARMUP_STEPS)
+    serve("jax", seconds_a_step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Images a second that a training step takes: jaxnet's, a JAX loop written by hand, and PyTorch's.
+
+    python benchmarks/throughput.py --model resnet50 --batch 16
+    python benchmarks/throughput.py --model vgg16 --batch 128 --dtype bfloat16 --torch-python .venv-torch/bin/python
+
+All train the same network on images of 224x224 that lie on the device, by softmax cross-entropy and SGD with
+momentum. A worker of each framework is alive all along and is asked in turn, never two at once; figures are medians
+over the rounds. FLOPs are three times those of the forward pass; the peak is that of each framework's own products of
+square matrices in the same run. Without an environment for PyTorch (benchmarks/peers/README.md), JAX is measured
+alone.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.peers.compare import Worker
+from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, NETWORKS
+from benchmarks.peers.rounds import in_turn
+from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.models import ZOO, from_linen
+from jaxnet.models.flops import count_flops
+
+PEERS = Path(__file__).resolve().parent / "peers"
+VARIANTS = {
+    "jaxnet": "jax",
+    "jax by hand": "jax",
+    "torch eager": "torch",
+    "torch channels_last": "torch",
+    "torch compile": "torch",
+}
+
+Times = Mapping[tuple[str, str], Sequence[float]]  # milliseconds of every round, by framework and variant
+
+
+class Row(NamedTuple):
+    """A variant: median, fastest and slowest in milliseconds a step; percent of its framework's matmul peak."""
+
+    variant: str
+    milliseconds: float
+    least: float
+    most: float
+    images_per_second: float
+    gflop_per_second: float
+    percent_of_peak: float
+    ratio: float
+
+
+def step_flops(model: str, batch: int) -> int:
+    """Floating-point operations of a training step: forward, and twice as many backward."""
+    network = from_linen(ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
+    images = jax.ShapeDtypeStruct((batch, *IMAGE), "float32")
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    variables = jax.eval_shape(network.init, key, images)
+
+    def forward(params: Any, stats: Any, images: jax.Array, keys: jax.Array) -> Any:
+        return network.apply(params, stats, images, train=True, keys=keys)[0]
+
+    return 3 * count_flops(forward, *variables, images, keys)
+
+
+def rows(times: Times, batch: int, flops: int, side: int) -> list[Row]:
+    """A row a variant; the ratio is its images a second over those of the first."""
+    peaks = {of: 2 * side**3 / (min(values) / 1e3) for (of, name), values in times.items() if name == MATMUL}
+    table: list[Row] = []
+    for (framework, name), values in times.items():
+        if name == MATMUL:
+            continue
+        seconds = statistics.median(values) / 1e3
+        ratio = table[0].milliseconds / (1e3 * seconds) if table else 1.0
+        percent = 100 * flops / seconds / peaks[framework]
+        spread = (min(values), max(values))
+        table.append(Row(name, 1e3 * seconds, *spread, batch / seconds, flops / seconds / 1e9, percent, ratio))
+    return table
+
+
+def text(table: Sequence[Row]) -> str:
+    """The table as a person reads it."""
+    lines = [
+        f"{'variant':20} {'ms/step':>9} {'min':>9} {'max':>9} {'images/s':>9} {'GFLOP/s':>9} {'peak':>6} {'ratio':>6}"
+    ]
+    for row in table:
+        times = f"{row.milliseconds:9.2f} {row.least:9.2f} {row.most:9.2f}"
+        rates = f"{row.images_per_second:9.1f} {row.gflop_per_second:9.0f} {row.percent_of_peak:5.1f}% {row.ratio:6.2f}"
+        lines.append(f"{row.variant:20} {times} {rates}")
+    return "\n".join(lines)
+
+
+def measure(args: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+    """Milliseconds of every round of every variant, and of products of matrices."""
+    pythons = {"jax": sys.executable, "torch": args.torch_python}
+    common = ["--model", args.model, "--batch", str(args.batch), "--dtype", args.dtype, "--side", str(args.side)]
+    if args.threads:
+        common += ["--threads", str(args.threads)]
+    turns = [(VARIANTS[name], name) for name in args.variant]
+    frameworks = dict.fromkeys(framework for framework, _ in turns)
+    turns += [(framework, MATMUL) for framework in frameworks]
+    times: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
+    with ExitStack() as stack:
+        workers = {}
+        for framework in frameworks:
+            own = [word for of, name in turns if of == framework and name != MATMUL for word in ("--variant", name)]
+            command = [pythons[framework], str(PEERS / f"train_{framework}.py"), *common, *own]
+            workers[framework] = stack.enter_context(Worker(framework, command))
+        for _, (framework, name) in in_turn(turns, args.rounds):
+            times[framework, name].append(workers[framework].milliseconds(name, args.steps_per_round))
+    return times
+
+
+def main() -> int:
+    args = _arguments()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # two frameworks share a GPU
+    jax.config.update("jax_platforms", "cpu")  # of this process, which only counts; the workers do not see it
+    table = rows(measure(args), args.batch, step_flops(args.model, args.batch), args.side)
+    settings = {name: getattr(args, name) for name in ("model", "batch", "dtype", "rounds", "steps_per_round")}
+    if args.json:
+        print(json.dumps({**settings, "rows": [row._asdict() for row in table]}))
+    else:
+        print(" ".join(f"{name}={value}" for name, value in settings.items()), text(table), sep="\n")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(NETWORKS), default="resnet18")
+    parser.add_argument("--batch", type=int, default=16, help="images a step; default 16")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of computation")
+    parser.add_argument("--variant", action="append", choices=list(VARIANTS), help="again for each; default all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps-per-round", type=int, default=3)
+    parser.add_argument("--side", type=int, default=2048, help="of the matrices that give the peak; 16384 on a GPU")
+    parser.add_argument("--threads", type=int, help="of PyTorch; default: its own choice")
+    parser.add_argument("--torch-python", help="default .venv-torch/bin/python, if it is there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    args = parser.parse_args()
+    named = args.torch_python or ".venv-torch/bin/python"
+    there = Path(named).is_file()
+    if args.torch_python and not there:
+        raise InputError(f"no Python at {named}: make it with benchmarks/peers/environment.sh")
+    args.torch_python = named
+    args.variant = args.variant or [name for name, framework in VARIANTS.items() if there or framework == "jax"]
+    if not there and any(VARIANTS[name] == "torch" for name in args.variant):
+        raise InputError(f"no Python at {named}: make it with benchmarks/peers/environment.sh, or give --torch-python")
+    return args
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)

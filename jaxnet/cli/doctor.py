@@ -1,0 +1,112 @@
+"""`jaxnet doctor`: what would stop or spoil a run on these hosts, before it starts."""
+
+import argparse
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxnet.cli.parser import Parser, given_path, positive
+from jaxnet.errors import InputError, exit_cleanly
+
+if TYPE_CHECKING:
+    from jaxnet.cluster.doctor.examine import Examination
+    from jaxnet.training.config import Config
+
+    Commands = argparse._SubParsersAction[Parser]
+
+_DESCRIPTION = """\
+Check this machine, or all hosts of a job when started as the job would be: names, addresses and ports, whether every
+rank comes, versions, code, config, clocks, the shared directory, each link between hosts, devices, an all-reduce.
+Every step has a time limit, and what does not answer is named. Process 0 prints one table, and a line with a cure for
+each thing that is wrong. The exit status is 1 then, 0 when all is well, and 2 for a mistake in what is given here."""
+
+_EXAMPLES = """\
+examples:
+  jaxnet doctor
+  jaxnet doctor --config configs/digits.py --workdir runs/digits
+  jaxnet launch local --processes 2 -- jaxnet doctor
+  jaxnet launch ssh --hosts node1,node2 -- jaxnet doctor --workdir /shared/run --expect-rate 10gbit
+  srun --nodes 2 --ntasks-per-node 1 jaxnet doctor --config configs/imagenet_resnet50.py --json
+"""
+
+
+def add_parser(commands: "Commands") -> None:
+    """Add `doctor` to the commands of `jaxnet`."""
+    parser = commands.add_parser(
+        "doctor", help="find what would stop a run on these hosts", description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a Python file with get_config(), which is run: is it the same everywhere, are its data there",
+    )
+    parser.add_argument(
+        "--workdir",
+        type=given_path,
+        help="where the run will write: is there room, do all hosts share it; default with --config: runs/NAME",
+    )
+    parser.add_argument("--expect-rate", metavar="RATE", help="of each link between hosts, such as 10gbit")
+    parser.add_argument(
+        "--timeout", type=positive, default=30, metavar="SECONDS", help="to wait for others at each step; default 30"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_overrides()
+    parser.set_defaults(run=_run_in_job)
+
+
+def _run_in_job(args: argparse.Namespace) -> int:
+    from jaxnet.cluster.leave import leave
+
+    exit_cleanly(lambda: run(args), leave)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, and print what was found."""
+    from jaxnet.cluster.doctor.examine import examine
+    from jaxnet.cluster.doctor.limit import any_left
+    from jaxnet.cluster.doctor.table import diagnosis_json, diagnosis_text
+
+    diagnosis = examine(_examination(args))
+    if diagnosis.speaks:
+        print((diagnosis_json if args.json else diagnosis_text)(diagnosis), flush=True)
+    status = 0 if diagnosis.healthy else 1
+    if any_left():  # a thread that hangs would keep the process
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _examination(args: argparse.Namespace) -> "Examination":
+    from jaxnet.cluster.doctor.examine import Examination
+    from jaxnet.cluster.lab.rate import parse_rate
+
+    expected = None if args.expect_rate is None else parse_rate(args.expect_rate, "--expect-rate")
+    whole = Examination(workdir=args.workdir, expected=expected, timeout_seconds=args.timeout)
+    if args.config is None:
+        if args.overrides:
+            raise InputError(f"{args.overrides[0]}: this changes a config, and there is none; give one with --config")
+        return whole
+    from dataclasses import replace
+
+    from jaxnet.training.config_file import load_config
+    from jaxnet.training.config_keys import flatten
+
+    config = load_config(args.config, args.overrides)
+    workdir = args.workdir or Path("runs") / Path(args.config).stem  # as train.py
+    settings = {key: json.dumps(value) for key, value in flatten(config).items()}
+    return replace(whole, workdir=workdir, config=settings, data=functools.partial(_open_data, config))
+
+
+def _open_data(config: "Config") -> str:
+    """What both splits hold, after a look at the last examples of each."""
+    import numpy as np
+
+    said = []
+    for split in ("train", "test"):
+        source = config.data.load(split)
+        source.rows(np.arange(source.num_examples)[-1:])
+        said.append(f"{source.num_examples:,} examples to {split}")
+    return ", ".join(said)

@@ -1,0 +1,203 @@
+"""One run at a time: who holds a directory is named, who has died is no obstacle, who was replaced is stopped."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jaxnet.checkpoints.heartbeat import Heartbeat
+from jaxnet.checkpoints.lock import Lock, Lost
+from jaxnet.checkpoints.owner import Owner, started
+from jaxnet.errors import InputError
+
+
+@pytest.fixture
+def process():
+    with subprocess.Popen(["sleep", "600"]) as other:
+        yield other
+        other.kill()
+
+
+def locks(directory):
+    return sorted(path.name for path in (directory / "lock").iterdir())
+
+
+def left_by(directory, number=1, **changes):
+    """The lock that another process left."""
+    (directory / "lock").mkdir(exist_ok=True)
+    owner = Owner.this(locked=True)._replace(**changes)
+    path = directory / f"lock/{number:06d}.json"
+    path.write_text(json.dumps(owner._asdict()) + "\n")
+    return path
+
+
+def quiet(line):
+    raise AssertionError(line)
+
+
+def test_a_second_run_is_refused_and_the_owner_named(tmp_path):
+    held = Lock(tmp_path, say=quiet)
+    me = Owner.this(locked=True)
+    for _ in range(2):
+        with pytest.raises(InputError, match=rf"is in use by process {me.pid} of user {me.user} on host {me.host} si"):
+            Lock(tmp_path, say=quiet)
+    held.require()
+    held.release()
+    Lock(tmp_path, say=quiet).release()
+    assert locks(tmp_path) == ["000002.free"]
+
+
+def test_a_dead_process_of_this_machine_is_no_obstacle(tmp_path, process):
+    left_by(tmp_path, pid=process.pid, started=started(process.pid))
+    with pytest.raises(InputError, match=f"in use by process {process.pid}"):
+        Lock(tmp_path, say=quiet)
+    process.kill()
+    process.wait()
+    said = []
+    lock = Lock(tmp_path, say=said.append)
+    assert len(said) == 1
+    assert f"was left by process {process.pid}" in said[0]
+    lock.release()
+
+
+def test_a_later_process_with_the_same_number_is_not_the_owner(tmp_path, process):
+    left_by(tmp_path, pid=process.pid, started="1")
+    Lock(tmp_path, say=lambda line: None).release()
+
+
+ELSEWHERE = {"host": "far", "machine": "other", "boot": "other", "pid": 7, "user": "ann"}
+
+
+def test_another_host_is_judged_by_its_sign_of_life(tmp_path):
+    path = left_by(tmp_path, **ELSEWHERE)
+    os.utime(path, (0, 0))
+    said = []
+    Lock(tmp_path, say=said.append).release()
+    [line] = said
+    assert line.startswith(f"{tmp_path} was left by process 7 of user ann on host far since ")
+    assert line.endswith(", which has ended; taking over")
+
+
+def test_another_host_that_beats_is_refused(tmp_path):
+    path = left_by(tmp_path, **ELSEWHERE)
+    said = []
+    with (
+        Heartbeat(0.05, lambda: os.utime(path)),
+        pytest.raises(InputError, match="in use by process 7 of user ann on host far"),
+    ):
+        Lock(tmp_path, patience=60.0, say=said.append)
+    assert ["waiting for a sign of life" in line for line in said] == [True]
+
+
+def test_another_host_that_falls_silent_is_waited_for_and_replaced(tmp_path):
+    left_by(tmp_path, **ELSEWHERE)
+    said = []
+    Lock(tmp_path, patience=0.3, say=said.append).release()
+    assert [line.rpartition("; ")[2] for line in said] == ["waiting for a sign of life", "taking over"]
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("boot", ["this", "other"])
+def test_a_file_that_the_system_says_is_locked_is_in_use_however_old(tmp_path, boot):
+    changes = {**ELSEWHERE, **({"boot": Owner.this(locked=True).boot} if boot == "this" else {})}
+    path = left_by(tmp_path, **changes)
+    os.utime(path, (0, 0))
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match="in use by process 7"):
+            Lock(tmp_path, say=quiet)
+        other.stdin.close()
+    Lock(tmp_path, say=lambda line: None).release()
+
+
+def test_a_killed_container_of_this_machine_is_replaced_at_once(tmp_path):
+    left_by(tmp_path, **{**ELSEWHERE, "boot": Owner.this(locked=True).boot})
+    said = []
+    Lock(tmp_path, patience=600, say=said.append).release()
+    assert [line.rpartition("; ")[2] for line in said] == ["taking over"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
+def test_a_lock_that_is_not_whole_is_judged_by_its_time(tmp_path, content):
+    path = left_by(tmp_path)
+    path.write_text(content)
+    os.utime(path, (0, 0))
+    Lock(tmp_path, say=lambda line: None).release()
+
+
+def test_of_many_at_once_one_gets_it(tmp_path):
+    path = left_by(tmp_path, **ELSEWHERE)
+    os.utime(path, (0, 0))
+    together = threading.Barrier(8)
+
+    def attempt(_):
+        together.wait()
+        try:
+            return Lock(tmp_path, say=lambda line: None)
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(attempt, range(8)))
+    [lock] = [one for one in got if isinstance(one, Lock)]
+    assert all("is in use by" in one for one in got if one is not lock)
+    lock.require()
+    lock.release()
+
+
+def test_who_was_replaced_is_stopped_and_changes_nothing(tmp_path):
+    lock = Lock(tmp_path, say=quiet)
+    left_by(tmp_path, number=2, **ELSEWHERE)
+    with pytest.raises(Lost, match="taken over by process 7 of user ann on host far"):
+        lock.require()
+    lock.beat()
+    lock.release()
+    assert "000002.json" in locks(tmp_path)
+    with (
+        Heartbeat(0.05, lambda: os.utime(tmp_path / "lock/000002.json")),
+        pytest.raises(InputError, match="in use by process 7"),
+    ):
+        Lock(tmp_path, say=lambda line: None)
+
+
+def test_a_lock_removed_by_hand_is_lost_and_a_directory_that_vanished_is_an_error_of_the_disk(tmp_path):
+    lock = Lock(tmp_path, say=quiet)
+    (tmp_path / "lock/000001.json").unlink()
+    with pytest.raises(Lost, match="was removed"):
+        lock.require()
+    (tmp_path / "lock").rmdir()
+    with pytest.raises(FileNotFoundError):
+        lock.require()
+    lock.release()
+
+
+def test_a_directory_that_cannot_be_locked_is_told(tmp_path):
+    (tmp_path / "lock").write_text("")
+    with pytest.raises(InputError, match="cannot be locked against a second run: File exists"):
+        Lock(tmp_path)
+
+
+def test_the_heart_goes_on_after_a_failure_of_the_disk():
+    beats, enough = [], threading.Event()
+
+    def beat():
+        beats.append(1)
+        if len(beats) == 3:
+            enough.set()
+        raise OSError(5, "Input/output error")
+
+    with Heartbeat(0.01, beat):
+        assert enough.wait(30)

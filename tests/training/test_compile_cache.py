@@ -1,0 +1,89 @@
+"""A restart compiles nothing, and nothing that somebody else may have written is run."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxnet.errors import InputError
+from jaxnet.training.compile_cache import compile_cache, private, prune
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The programs that XLA compiled, by name."""
+    from jax._src import compiler
+
+    names, compile_ = [], compiler.backend_compile_and_load
+
+    def counted(backend, module, *arguments, **options):
+        names.append(str(module.operation.attributes["sym_name"]).strip('"'))
+        return compile_(backend, module, *arguments, **options)
+
+    monkeypatch.setattr(compiler, "backend_compile_and_load", counted)
+    return names
+
+
+def step():
+    return jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x), static_argnums=())
+
+
+def test_what_was_compiled_before_is_not_compiled_again(tmp_path, compiled):
+    x = jnp.ones((4, 4))
+    outputs = []
+    for _ in range(2):
+        with compile_cache(tmp_path / "cache"):
+            outputs.append(step().lower(x).compile()(x))
+    assert sum("lambda" in name for name in compiled) == 1
+    assert outputs[0].tobytes() == outputs[1].tobytes()
+    step().lower(x).compile()  # outside, the cache is not used
+    assert sum("lambda" in name for name in compiled) == 2
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path, mode):
+    place = tmp_path / "cache"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(InputError, match=rf"cache can be written by other users \(mode 0{mode:o}\).*`chmod 700"):
+        private(place)
+    place.chmod(0o755)
+    assert private(place) == place
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_directory_of_another_user_is_refused(tmp_path):
+    place = tmp_path / "cache"
+    place.mkdir(mode=0o700)
+    os.chown(place, 12345, -1)
+    with pytest.raises(InputError, match=r"cache belongs to another user \(uid 12345\)"):
+        private(place)
+
+
+def test_a_file_in_the_way_is_told(tmp_path):
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(InputError, match=r"cache cannot be used: File exists; give another, or compile_cache=none"):
+        private(tmp_path / "cache")
+
+
+def test_the_oldest_are_deleted_beyond_the_limit(tmp_path):
+    for age in range(5):
+        path = tmp_path / f"machine/{age}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (1000 - age, 1000 - age))
+    prune(tmp_path, 250)
+    assert sorted(path.name for path in tmp_path.glob("machine/*")) == ["0", "1"]
+
+
+def test_a_directory_that_the_user_gave_to_jax_stays(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+        with compile_cache(tmp_path / "cache"):
+            assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,85 @@
+"""What the watchdog measures, and whom it names."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxnet.training import watchdog
+from jaxnet.training.heartbeat import named_missing
+from jaxnet.training.watchdog import Alarm, Watchdog
+
+
+def seconds(monkeypatch, *times):
+    clock = iter(times)
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(clock))
+
+
+def test_the_limit_is_a_multiple_of_the_median_of_steps_without_what_came_between(monkeypatch):
+    alarm = Alarm(Watchdog(factor=3, floor_seconds=2, other_seconds=50))
+    assert alarm._stand == ("start-up", 0, 50)
+    seconds(monkeypatch, *range(10), 10, 110, 111)
+    for step in range(5):
+        alarm.stepped(step)
+        assert alarm._stand.limit == 50  # too few to know
+    for step in range(5, 10):
+        alarm.stepped(step)
+        assert alarm._stand == (f"step {step + 1}", step, 3)
+    before = alarm._stand
+    with alarm.during("an evaluation"):
+        assert alarm._stand == ("an evaluation", 9, 50)
+    assert alarm._stand == before
+    assert alarm._stand is not before
+    alarm.stepped(10)
+    assert max(alarm._seconds) == 2  # 9 to 111, less the 100 of the evaluation
+
+
+def test_the_limit_is_at_least_the_floor(monkeypatch):
+    alarm = Alarm(Watchdog(factor=3, floor_seconds=20))
+    seconds(monkeypatch, *range(10))
+    for step in range(10):
+        alarm.stepped(step)
+    assert alarm._stand.limit == 20
+
+
+def test_steps_are_noted_once_they_are_done():
+    noted = []
+    alarm = Alarm(Watchdog(), noted.append)
+    for step in range(21, 26):
+        alarm.stepped(step)
+    alarm.ended(25)
+    assert noted == [21, 22, 23, 25]
+
+
+def test_no_step_no_note():
+    noted = []
+    Alarm(Watchdog(), noted.append).ended(60)
+    assert noted == []
+
+
+def test_jax_compiles_where_the_watchdog_looks():
+    alarm, found = Alarm(Watchdog()), []
+    sys.setprofile(lambda *_: found.append(alarm._is_compiling()))
+    try:
+        jax.jit(lambda x: x * 3 + 1)(jnp.ones(3))
+    finally:
+        sys.setprofile(None)
+    assert any(found)
+    assert not alarm._is_compiling()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ({}, {}, "rank 1 has not been heard of; rank 2 has not been heard of"),
+        ({"1": "3 9 step 10", "2": "3 9 step 10"}, {"1": "5 9 step 10", "2": "3 9 step 10"}, "rank 2 is silent"),
+        ({"1": "3 7 step 8", "2": "3 9 step 10"}, {"1": "5 7 step 8", "2": "5 9 step 10"}, "rank 1 is still in step 8"),
+        ({"1": "3 9 step 10", "2": "3 9 step 10"}, {"1": "5 9 step 10", "2": "5 9 step 10"}, "all ranks are alive"),
+        ({"1": "3 9 compiling", "2": "3 9 step 10"}, {"1": "5 9 compiling", "2": "5 9 step 10"}, None),
+        ({"1": "3 9 compiling", "2": "3 9 step 10"}, {"1": "3 9 compiling", "2": "5 9 step 10"}, "rank 1 is silent"),
+    ],
+)
+def test_who_is_missing(before, after, named):
+    got = named_missing(before, after, 0, 3, 9)
+    assert (got is None) if named is None else got.startswith(named)
