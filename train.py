@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from jaxnet.checkpoints import Checkpoints, Consensus, Enduring, OneWriter
 from jaxnet.cli.parser import Parser, given_path
 from jaxnet.cluster.agreement import check_agreement
-from jaxnet.cluster.code import code_digests
+from jaxnet.cluster.digests import code_digests
 from jaxnet.cluster.leave import leave
 from jaxnet.cluster.progress import noted
 from jaxnet.cluster.start import Cluster, start, start_by_mpi

@@ -61,7 +61,7 @@ class Recipe(NamedTuple):
 
 
 _NORMALIZED = Recipe(0.25, 64, "sgd", 0.05)
-_PLAIN_VGG = Recipe(0.25, 32, "adamw", 1e-3)
+_VGG = Recipe(0.25, 32, "adamw", 1e-3)
 _ALEXNET = Recipe(0.25, 64, "adamw", 1e-3)
 _CIFAR = Recipe(1.0, None, "sgd", 1e-3, 4e-3, scale=60)
 RECIPES = {
@@ -71,10 +71,10 @@ RECIPES = {
     "nin": Recipe(0.5, 64, "adamw", 1e-3, scale=60),
     "cifar10_quick": _CIFAR,
     "cifar10_full": _CIFAR,
-    "vgg11": _PLAIN_VGG,
-    "vgg11_bn": _NORMALIZED._replace(size=32),
-    "vgg16": _PLAIN_VGG,
-    "vgg16_bn": _NORMALIZED._replace(size=32),
+    "vgg11": _VGG,
+    "vgg11_bn": _VGG,
+    "vgg16": _VGG,
+    "vgg16_bn": _VGG,
     "googlenet": Recipe(0.25, 64, "adamw", 1e-3),
     "googlenet_bn": _NORMALIZED,
     "inception_v3": _NORMALIZED._replace(size=96),

@@ -72,6 +72,10 @@ def _kill(process: "subprocess.Popen[str]", draw: random.Random) -> tuple[float,
     seconds = draw.uniform(0, min(lengths))
     time.sleep(seconds)
     process.kill()
+    assert process.stdout is not None
+    for line in process.stdout:  # said before the kill, which may have come later than was meant
+        word, step = line.split()
+        saving, promised = (int(step), promised) if word == "saving" else (saving, int(step))
     return seconds, saving, promised
 
 
@@ -120,6 +124,9 @@ def main() -> None:
         kills = kill_inside_saves(Path(directory), args.tries)
     survived, whole = sum(kill.survived for kill in kills), sum(kill.restored == kill.saving for kill in kills)
     print(f"kill -9 inside a save: {len(kills)} tries, {survived} survived; in {whole} the step was already saved")
+    for kill in kills:
+        if not kill.survived:
+            print(f"  lost: {kill}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Four small CNNs on scikit-learn's digits at once, and what they say together.
 
-Source: the data and the recipe of configs/digits.py, with a quarter of the weights; members differ by their seed.
+Source: the data of configs/digits.py; networks with a tenth of its weights, which leave something to gain.
 Command: python train.py --config configs/digits_ensemble.py
-Expected: (to be measured)
+    python train.py --config configs/digits_ensemble.py ensemble.learning_rates=1e-3,3e-3,5e-3,1e-2    # a sweep
+Expected, measured with seeds 0 and 10: members 94.2 to 97.2 % of the 360 test images, 96.0 and 96.5 % in the mean, and
+their mean prediction 97.5 % both times. 20 to 26 seconds of training on 2 cores that were busy with other work.
 """
 
 from jaxnet.data import Digits
@@ -17,14 +19,14 @@ from jaxnet.training.optimizer import Optimizer
 def get_config() -> Config:
     """The run."""
     return Config(
-        model=CNN(num_classes=10, widths=(16, 32), hidden=64, norm=True, dropout=0.3, smooth=True),
+        model=CNN(num_classes=10, widths=(8, 16), hidden=32, norm=True, dropout=0.1, smooth=True),
         data=Digits(),
         pixels=Pixels(mean=(0.305,), std=(0.376,)),
         epochs=15,
         batch_size=64,
         eval_batch_size=64,
         eval_every_epochs=5,
-        optimizer=Optimizer("adamw", learning_rate=4e-3, warmup_steps=50, weight_decay=0.01),
+        optimizer=Optimizer("adamw", learning_rate=5e-3, warmup_steps=50, weight_decay=0.01),
         augmentation=Augmentation(shift=1),
         label_smoothing=0.05,
         ensemble=Ensemble(members=4),

@@ -18,12 +18,6 @@ def devices_in_use() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def place() -> tuple[int, int] | None:
-    """This process's index and how many there are, without making any device; None if JAX has not joined them."""
-    state = distributed.global_state
-    return None if state.client is None else (state.process_id, state.num_processes)
-
-
 def publish(key: str, value: str) -> None:
     """Make `value` readable for all processes under `key`; a key is written once."""
     _client().key_value_set(key, value)

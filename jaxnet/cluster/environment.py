@@ -12,6 +12,7 @@ COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 INTERFACE = "JAXNET_NETWORK_INTERFACE"
+HEARTBEAT = "JAXNET_HEARTBEAT_SECONDS"
 
 _CONTRACT = (COORDINATOR, COUNT, INDEX)
 # The five that srun sets for a task; a batch script outside srun lacks the second, and is not a task.
@@ -20,6 +21,8 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES")
 _HOSTS = ("SLURM_STEP_NUM_NODES", "GROUP_WORLD_SIZE", "SKYPILOT_NUM_NODES")  # how many, as each launcher says it
 _SKYPILOT_PORT = 12321
+_HEARTBEAT_SECONDS = 100
+_FEWEST_HEARTBEAT_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,18 @@ def find_place(environ: Mapping[str, str]) -> Place:
     _refuse_loopback(coordinator, environ)
     device = _torchrun_device(environ) if method == "torchrun" else None
     return Place(method, index, count, coordinator, _bind_address(environ), interface, device)
+
+
+def heartbeat_seconds(environ: Mapping[str, str]) -> int:
+    """After how long without a sign of life JAX takes a process for dead, and ends the others.
+
+    By default JAX's own 100 s: the watchdog, which names what it waits for, is to be first.
+    """
+    if not environ.get(HEARTBEAT):
+        return _HEARTBEAT_SECONDS
+    if (seconds := _whole(environ, HEARTBEAT)) < _FEWEST_HEARTBEAT_SECONDS:
+        raise InputError(f"{HEARTBEAT} is {seconds}; it must be at least {_FEWEST_HEARTBEAT_SECONDS}")
+    return seconds
 
 
 def detect(environ: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import jax
 
 from jaxnet.cluster import coordination, gloo, mpi
 from jaxnet.cluster.address import check_interface
-from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place
+from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place, heartbeat_seconds
 from jaxnet.cluster.leave import leave_on_uncaught_errors
 from jaxnet.cluster.listening import listening_address
 from jaxnet.cluster.proxies import go_around
@@ -54,6 +54,11 @@ def start(timeout_seconds: float = 300.0) -> Cluster:
     if _started is None:
         place = find_place(os.environ)
         _started = Cluster(detected_by=place.detected_by) if place.process_count == 1 else _join(place, timeout_seconds)
+    return _started
+
+
+def joined() -> Cluster | None:
+    """What `start` has given; None before it and as long as it waits."""
     return _started
 
 
@@ -122,7 +127,8 @@ def _meet(place: Place, timeout_seconds: float) -> str | None:
 
 
 def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -> None:
-    """Other limits stay JAX's own: 100 s to notice a dead host, 300 s for the last to finish at the end."""
+    """Other limits stay JAX's own: 300 s for the last to finish at the end."""
+    options = {**options, "heartbeat_timeout_seconds": heartbeat_seconds(os.environ)}
     if place.coordinator is None:
         try:
             jax.distributed.initialize(initialization_timeout=int(timeout_seconds), **options)

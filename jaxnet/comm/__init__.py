@@ -57,6 +57,7 @@ from jaxnet.comm.sharded import as_reducer as as_reducer
 from jaxnet.comm.sharded import parts_in_order as parts_in_order
 from jaxnet.comm.sharded import scatter_after as scatter_after
 from jaxnet.comm.sharded import sharded as sharded
+from jaxnet.comm.stacked import stacked_filled as stacked_filled
 from jaxnet.comm.stacked import stacked_parts as stacked_parts
 from jaxnet.comm.strategies import STRATEGIES as STRATEGIES
 from jaxnet.comm.strategies import Averaging as Averaging

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxnet.comm.collective import axes_size
-from jaxnet.comm.parts import part_size, rows_of
+from jaxnet.comm.parts import filled, part_size, rows_of
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree
 from jaxnet.comm.sharded import Sharded
 
@@ -46,6 +46,21 @@ def stacked_parts(inner: Sharded) -> Sharded:
         return inner.plan(jax.tree.map(lambda leaf: _shape(leaf, devices), shapes), axis_sizes)
 
     return Sharded(inner.axes, scatter_fn, gather_fn, split_fn, plan_fn)
+
+
+def stacked_filled(size: int, members: int, devices: int, start: int, width: int) -> int:
+    """As `filled`, for a leaf of `members` of `size` elements together: each ends in zeros of its own.
+
+    >>> stacked_filled(6, 2, 2, start=0, width=4), stacked_filled(6, 2, 2, start=1, width=2)
+    (6, 3)
+    """
+    own, end = part_size(size // members, devices), start + width
+    cuts = [(max(start, own * index), min(end, own * (index + 1))) for index in range(members)]
+    return sum(
+        filled(size // members, devices, first - own * index, last - first)
+        for index, (first, last) in enumerate(cuts)
+        if first < last
+    )
 
 
 def _shape(leaf: jax.ShapeDtypeStruct | jax.Array, devices: int) -> jax.ShapeDtypeStruct:

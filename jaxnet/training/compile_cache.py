@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from jaxnet.errors import InputError
+from jaxnet.training.compiled_files import CompiledFiles, use
 
 MOST_BYTES = 2 << 30
 
@@ -45,9 +45,11 @@ def compile_cache(directory: Path) -> Iterator[None]:
     before = {name: getattr(jax.config, name) for name in settings}
     try:
         _set(settings)
+        use(CompiledFiles(place))
         yield
     finally:
         _set(before)
+        use(None)
 
 
 def private(directory: Path) -> Path:
@@ -70,7 +72,7 @@ def private(directory: Path) -> Path:
 
 
 def prune(directory: Path, most_bytes: int) -> None:
-    """Delete the oldest files until the others have no more than so many bytes."""
+    """Delete the files that were not used for longest, until the others have no more than so many bytes."""
     files = []
     for path in directory.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # another run is pruning, too
@@ -97,7 +99,6 @@ def _making(directory: Path) -> Iterator[None]:
 def _set(settings: dict[str, object]) -> None:
     for name, value in settings.items():
         jax.config.update(name, value)
-    compilation_cache.reset_cache()  # JAX opens its directory once
 
 
 def _machine() -> str:

@@ -18,6 +18,7 @@ from jaxnet.training.hybrid import check_hybrid
 from jaxnet.training.loss_scale import check_scale
 from jaxnet.training.pieces_step import message_reducer
 from jaxnet.training.recipe_check import check_recipe
+from jaxnet.training.size_check import check_sizes
 from jaxnet.training.step import Mode
 
 _MOST_STEPS = 2**31  # the step is an int32
@@ -80,6 +81,7 @@ _RULES = (
 
 def check_config(config: Config) -> None:
     """Refuse what cannot run on any mesh, with any data."""
+    check_sizes(config)
     for rule in _RULES:
         for key in rule.keys:
             value = operator.attrgetter(key)(config)
@@ -197,6 +199,12 @@ def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> Non
     steps = config.epochs * source.num_examples / config.batch_size
     if steps >= _MOST_STEPS:
         raise InputError(f"epochs={config.epochs}: makes {steps:.3g} steps; wanted below {_MOST_STEPS}")
+    warmup = config.optimizer.warmup_epochs * source.num_examples / config.batch_size
+    if warmup >= _MOST_STEPS / 2:
+        raise InputError(
+            f"optimizer.warmup_epochs={config.optimizer.warmup_epochs}: makes {warmup:.3g} steps; "
+            f"wanted below {_MOST_STEPS // 2}"
+        )
     channels = source.image_shape[-1]
     for key, values in (("pixels.mean", config.pixels.mean), ("pixels.std", config.pixels.std)):
         if len(values) not in (1, channels):

@@ -8,6 +8,7 @@ from contextlib import suppress
 import jax
 
 from jaxnet.cluster import coordination
+from jaxnet.cluster.start import Cluster, joined
 
 COMPILING = "compiling"
 _LONGEST_SECONDS = 5.0
@@ -36,8 +37,7 @@ class Heartbeat:
 
     def missing(self, step: int) -> str | None:
         """Names the ranks that are silent or behind `step`, which takes a few beats; None if one of them compiles."""
-        place = coordination.place()
-        if place is None:
+        if (cluster := _joined()) is None:
             return _ALONE
         answers: list[dict[str, str]] = []
         reader = threading.Thread(target=self._read_twice, args=[answers], daemon=True)
@@ -45,7 +45,7 @@ class Heartbeat:
         reader.join(6 * self._seconds)
         if len(answers) < 2:
             return "rank 0, through which ranks talk, does not answer"
-        return named_missing(answers[0], answers[1], *place, step)
+        return named_missing(answers[0], answers[1], cluster.process_index, cluster.process_count, step)
 
     def _read_twice(self, answers: list[dict[str, str]]) -> None:
         try:
@@ -59,11 +59,16 @@ class Heartbeat:
         for number in itertools.count():
             if self._stopped.wait(self._seconds):
                 return
-            if (place := coordination.place()) is None:
-                continue
+            if (cluster := _joined()) is None:
+                continue  # JAX ends a process that calls the service before it has joined
             step, what = self._said()
-            with suppress(jax.errors.JaxRuntimeError, AssertionError):  # not there yet, or not any more
-                coordination.republish(f"jaxnet/heartbeat/{place[0]}", f"{number} {step} {what}")
+            with suppress(jax.errors.JaxRuntimeError, AssertionError):  # the service is not there any more
+                coordination.republish(f"jaxnet/heartbeat/{cluster.process_index}", f"{number} {step} {what}")
+
+
+def _joined() -> Cluster | None:
+    cluster = joined()
+    return None if cluster is None or cluster.process_count == 1 or cluster.ranks is not None else cluster
 
 
 def named_missing(before: dict[str, str], after: dict[str, str], own: int, count: int, step: int) -> str | None:

@@ -57,12 +57,11 @@ def sharded_layers(
     """
     if not patterns:
         return ()
-    seen = _seen(model, variables, image_shape)
+    chosen, paths = _applied(model, variables, image_shape, patterns)
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(layer.path, pattern) for layer in seen):
-            there = ", ".join(dict.fromkeys(layer.path for layer in seen)) or "none"
+        if not fnmatch.filter(paths, pattern):
+            there = ", ".join(dict.fromkeys(paths)) or "none"
             raise InputError(f"shard_dense: no dense layer matches {pattern!r}; there are: {there}")
-    chosen = [layer for layer in seen if any(fnmatch.fnmatchcase(layer.path, pattern) for pattern in patterns)]
     for path in {layer.path for layer in chosen}:
         if [layer.path for layer in chosen].count(path) > 1:
             raise InputError(f"shard_dense: the model applies {path} more than once; leave it whole")
@@ -81,14 +80,19 @@ def _cut(layer: _Seen, devices: int) -> ShardedDense:
     return ShardedDense(layer.path, cut, places * inputs, places * units, layer.dtype, layer.backward)
 
 
-def _seen(model: Model, variables: Variables, image_shape: tuple[int, ...]) -> list[_Seen]:
-    """The dense layers in the order in which the model applies them in training."""
-    paths, inputs, outputs = [], [], []
+def _applied(
+    model: Model, variables: Variables, image_shape: tuple[int, ...], patterns: Sequence[str]
+) -> tuple[list[_Seen], list[str]]:
+    """Dense layers that match, in the order in which the model applies them in training, and the paths of all."""
+    paths, names, inputs, outputs = [], [], [], []
 
     def record(next_fn: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         result = next_fn(*args, **kwargs)
-        if path := dense_path(context):
+        path = dense_path(context)
+        if path:
             paths.append(path)
+        if path and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+            names.append(path)
             inputs.append(args[0])
             outputs.append(jax.typeof(result))
         return result
@@ -104,10 +108,11 @@ def _seen(model: Model, variables: Variables, image_shape: tuple[int, ...]) -> l
     for eqn in jaxpr.eqns:
         if any(var in by_params for var in eqn.invars if not isinstance(var, Literal)):
             by_params.update(eqn.outvars)
-    return [
+    seen = [
         _Seen(path, var.aval.shape, out.shape, out.dtype.name, var in by_params)
-        for path, var, out in zip(paths, jaxpr.outvars, outputs, strict=True)
+        for path, var, out in zip(names, jaxpr.outvars, outputs, strict=True)
     ]
+    return seen, paths
 
 
 def _one_key() -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, filled, mesh_size
+from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, mesh_size, stacked_filled
 from jaxnet.training.experiment import Experiment
 
 PyTree = Any
@@ -21,12 +21,14 @@ _WHEN = {
 def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> dict[str, Any]:
     """The plan as plain JSON values; with `check`, also the collectives found in the compiled program."""
     leaves = jax.tree.leaves(_params(experiment))
+    members = leaves[0].shape[0] if experiment.layout.ensemble else 1
     report: dict[str, Any] = {
         "strategy": experiment.strategy.name,
         "schedule": experiment.strategy.schedule,
         "mode": experiment.mode,
         "mesh": experiment.mesh_over_ranks(mesh),
         "leaves": len(leaves),
+        "members": members,
         "gradient_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
         "cut": {f"{layer.path}/kernel": layer.cut for layer in experiment.layers},
         "buckets": [],
@@ -39,7 +41,7 @@ def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
     if buckets is not None:
         parts = mesh_size(mesh) if isinstance(experiment.reducer, Sharded) else 1
         names, sizes = leaf_names(experiment), [leaf.size for _, leaf in _numbered(experiment)]
-        report["buckets"] = [_bucket(bucket, parts, sizes, names) for bucket in buckets.buckets]
+        report["buckets"] = [_bucket(bucket, parts, members, sizes, names) for bucket in buckets.buckets]
     if check is not None:
         report["verified"] = check.ok
         report["found"] = [
@@ -53,9 +55,11 @@ def _params(experiment: Experiment) -> PyTree:
     return experiment.layout.whole_shapes.params
 
 
-def _bucket(bucket: Bucket, parts: int, sizes: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+def _bucket(bucket: Bucket, parts: int, members: int, sizes: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
     """A message; where the plan is of one device's part, that of all `parts`, in which each leaf may end in zeros."""
-    elements = sum(filled(sizes[piece.leaf], parts, piece.start, piece.size) for piece in bucket.pieces)
+    elements = sum(
+        stacked_filled(sizes[piece.leaf], members, parts, piece.start, piece.size) for piece in bucket.pieces
+    )
     return {
         "bytes": parts * bucket.bytes,
         "elements": elements,
@@ -117,10 +121,11 @@ def plan_text(experiment: Experiment, mesh: Mesh, check: Check | None = None) ->
 
 def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
     mesh = " x ".join(_counted(size, axis) for axis, size in report["mesh"].items())
+    together = f" of {report['members']} members" if report["members"] > 1 else ""
     when = _WHEN.get(report["schedule"], "{schedule} backward").format(**report)
     yield (
         f"strategy {report['strategy']} ({when}), mode {report['mode']}, mesh {mesh}: "
-        f"{report['leaves']} leaves, {size_text(report['gradient_bytes'])} of gradients"
+        f"{report['leaves']} leaves{together}, {size_text(report['gradient_bytes'])} of gradients"
     )
     for name, cut in report["cut"].items():
         yield f"{name} is cut by {cut} over the devices of a host: activations travel, its gradient does not leave them"

@@ -98,7 +98,8 @@ def dense_path(context: nn.module.InterceptorContext) -> str:
 def _dense(layer: nn.Module, cut: Cut, x: jax.Array) -> jax.Array:
     """What `nn.Dense` gives for this device's examples [batch, ..., inputs], from all devices' parts of the kernel."""
     assert isinstance(layer, nn.Dense)
-    kernel, bias = (layer.get_variable("params", name) for name in ("kernel", "bias"))
+    kernel: Any = layer.get_variable("params", "kernel")
+    bias = layer.get_variable("params", "bias") if layer.use_bias else None
     x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=layer.dtype)
     product = (_by_rows if cut == "rows" else _by_columns)(x, kernel, layer.precision)
     return product if bias is None else product + bias.reshape((1,) * (product.ndim - 1) + (-1,))

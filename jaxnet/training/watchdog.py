@@ -36,7 +36,7 @@ class Watchdog:
     """
 
     factor: float | None = 20.0
-    floor_seconds: float = 120.0
+    floor_seconds: float = 60.0
     other_seconds: float = 1800.0
 
 

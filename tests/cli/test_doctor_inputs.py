@@ -41,11 +41,11 @@ def test_one_process(capsys, tmp_path, monkeypatch):
 
 def test_data_that_are_not_there(capsys, tmp_path):
     config = tmp_path / "missing.py"
-    data = f"TFDS('mnist', data_dir={str(tmp_path)!r})"
-    config.write_text(re.sub(r"Synthetic\(.*\)", data, TINY).replace("Synthetic", "TFDS"))
+    data = f"FashionMNIST(idx_dir={str(tmp_path)!r}, data_dir={str(tmp_path)!r})"
+    config.write_text(re.sub(r"Synthetic\(.*\)", data, TINY).replace("Synthetic", "FashionMNIST"))
     status, found = report(capsys, "--config", str(config), "--workdir", str(tmp_path))
     assert (status, found["data"]["status"]) == (1, "failed")
-    assert "mnist" in found["data"]["found"]
+    assert str(tmp_path) in found["data"]["found"]
 
 
 def test_half_a_place(capsys, monkeypatch):

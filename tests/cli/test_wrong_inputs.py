@@ -65,6 +65,13 @@ OVERRIDES = {
     "kept checkpoints": ("checkpoints.keep=0", "checkpoints.keep=0: wanted at least 1"),
     "profile": ("profile.steps=-1", "profile.steps=-1: wanted at least 0"),
     "shift": ("augmentation.shift=-1", "augmentation.shift=-1: wanted at least 0"),
+    "a number that no program counts to": (
+        "augmentation.shift=4294967296",
+        "augmentation.shift=4294967296: wanted at most 1000000000",
+    ),
+    "the same in a tuple": ("model.widths=8,-4294967296", "model.widths=-4294967296: wanted at least -1000000000"),
+    "a number of many digits": ("microbatches=1" + "0" * 99, "microbatches=an integer of 329 bits: wanted at most"),
+    "warm-up of more steps than can be counted": ("optimizer.warmup_epochs=1e30", "makes 2.25e+31 steps; wanted below"),
     "negative seed": ("seed=-1", "seed=-1: wanted 0 to 4294967295"),
     "seed of more than 32 bits": ("seed=4294967296", "seed=4294967296: wanted 0 to 4294967295"),
     "no deviation": ("pixels.std=0", "pixels.std=(0.0,): wanted numbers above 0"),

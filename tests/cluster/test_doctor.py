@@ -9,25 +9,20 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxnet.cluster.address import Address
-from jaxnet.cluster.code import code_digests
-from jaxnet.cluster.doctor import devices, files, links, machine, names, wire
+from jaxnet.cluster.digests import code_digests
+from jaxnet.cluster.doctor import devices, files, machine, names
 from jaxnet.cluster.doctor.clocks import Offset
 from jaxnet.cluster.doctor.clocks import judge as judge_clocks
 from jaxnet.cluster.doctor.examine import Diagnosis
-from jaxnet.cluster.doctor.finding import FAILED, OK, SKIPPED, WARNING, failed, merged, ok, warning
+from jaxnet.cluster.doctor.finding import FAILED, OK, WARNING, failed, merged, ok, warning
 from jaxnet.cluster.doctor.limit import TimedOut, any_left, within
-from jaxnet.cluster.doctor.links import Link
 from jaxnet.cluster.doctor.same import check_same
-from jaxnet.cluster.doctor.speed import check_links
 from jaxnet.cluster.doctor.table import diagnosis_json, diagnosis_text
 from jaxnet.cluster.environment import Place
 
 TWO = Place("variables", 1, 2, Address("node0", 1234), Address("::", 1234))
-MBIT = 1e6
 
 
 @pytest.fixture
@@ -193,88 +188,6 @@ def test_clocks():
     assert judge_clocks([Offset(0, 0), Offset(5, 4.5)]).status == OK  # it may be half a second
     first = judge_clocks([Offset(0, 0), Offset(-90, 0.01), Offset(-90, 0.01)])
     assert first.found == "rank 0's clock is 90.0 s ahead of the others (give or take 0.0000 s)"
-
-
-@given(st.sets(st.integers(0, 40), min_size=1, max_size=12))
-def test_rounds_hold_every_pair_once_and_nobody_twice(players):
-    schedule = links.rounds(sorted(players))
-    pairs = [pair for pairs in schedule for pair in pairs]
-    assert sorted(pairs) == sorted((a, b) for a in players for b in players if a < b)
-    for pairs in schedule:
-        busy = [player for pair in pairs for player in pair]
-        assert len(busy) == len(set(busy))
-    assert len(schedule) <= len(players)
-
-
-def test_two_ends_measure_one_connection(monkeypatch):
-    monkeypatch.setattr(wire, "_TARGET_SECONDS", 0.001)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        left = socket.create_connection(server.getsockname())
-        right = server.accept()[0]
-    with left, right:
-        there = []
-        other = threading.Thread(target=lambda: there.append(wire.measure(right, False)))
-        other.start()
-        here = wire.measure(left, True)
-        other.join()
-    assert here.rate > 0
-    assert there[0].rate > 0
-    assert here.round_trip > 0
-
-
-def test_a_stranger_is_sent_away():
-    nonce = b"0123456789abcdef"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = {"address": "127.0.0.1", "port": server.getsockname()[1]}
-        with links._call(address, b"fedcba9876543210"), links._call(address, nonce) as known:
-            peer = links._await(server, nonce)
-            with peer:
-                assert peer.getpeername() == known.getsockname()
-
-
-def mesh(count, rate=lambda sender, receiver: 900 * MBIT):
-    return [Link(a, b, 1e-4, rate(a, b), "") for a in range(count) for b in range(count) if a != b]
-
-
-def hosts_of(count):
-    return {rank: f"node{rank}" for rank in range(count)}
-
-
-def test_links_that_are_alike():
-    [reached, slow] = check_links(mesh(3), hosts_of(3), None)
-    assert reached == ok(
-        "links", "3 between 3 hosts: 900 Mbit/s to 900 Mbit/s each way, there and back 0.10 to 0.10 ms"
-    )
-    assert slow.status == OK
-    assert [finding.status for finding in check_links([], {0: "node0"}, None)] == [SKIPPED]
-
-
-@pytest.mark.parametrize("count", [2, 3, 8])
-def test_a_host_that_sends_slowly(count):
-    found = check_links(mesh(count, lambda sender, _: (90 if sender == 1 else 900) * MBIT), hosts_of(count), None)
-    slow = by_check(found)["slow hosts"]
-    assert slow.status == FAILED
-    sender = "node1 (rank 1) sends at 90 Mbit/s, the median host at 900 Mbit/s"
-    receiver = "node0 (rank 0) receives at 90 Mbit/s, the median host at 900 Mbit/s"
-    # Of two hosts either may be the cause.
-    assert slow.found == (f"{sender}; {receiver}" if count == 2 else sender)
-
-
-def test_one_slow_cable_is_no_slow_host():
-    rate = lambda *ends: (90 if set(ends) == {0, 1} else 900) * MBIT  # noqa: E731
-    [_, slow, short] = check_links(mesh(3, rate), hosts_of(3), int(1e9))
-    assert slow.status == OK
-    assert short.found == (
-        "wanted 1,000 Mbit/s: node0 (rank 0) to node1 (rank 1) 90 Mbit/s; node1 (rank 1) to node0 (rank 0) 90 Mbit/s"
-    )
-    assert check_links(mesh(3), hosts_of(3), int(1e9))[2].status == OK
-
-
-def test_a_pair_that_is_cut_off():
-    broken = [Link(0, 1, 0.0, 0.0, "no answer"), *(link for link in mesh(3) if {*link[:2]} != {0, 1})]
-    [reached, slow] = check_links(broken, hosts_of(3), None)
-    assert reached.found == "no connection between node0 (rank 0) and node1 (rank 1): no answer"
-    assert slow.status == OK
 
 
 def test_sums_that_fail_name_the_ranks():

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxnet.cluster.address import Address
-from jaxnet.cluster.environment import detect, find_place
+from jaxnet.cluster.environment import HEARTBEAT, detect, find_place, heartbeat_seconds
 from jaxnet.cluster.listening import listening_address
 from jaxnet.errors import InputError
 
@@ -217,3 +217,11 @@ def test_what_is_wrong_with_other_launchers_variables(environ, changes, message)
     with pytest.raises(InputError) as caught:
         find_place({**environ, **changes})
     assert message in str(caught.value)
+
+
+def test_the_limit_of_the_heartbeat():
+    assert heartbeat_seconds({}) == heartbeat_seconds({HEARTBEAT: ""}) == 100
+    assert heartbeat_seconds({HEARTBEAT: "30"}) == 30
+    for wrong in ("4", "1.5", "-1"):
+        with pytest.raises(InputError, match=HEARTBEAT):
+            heartbeat_seconds({HEARTBEAT: wrong})

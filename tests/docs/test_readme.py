@@ -65,7 +65,7 @@ def check(words):
         case ["jaxnet", "lab", *arguments]:
             inner = in_the_lab(["lab", *arguments])
             check([inner[0].removeprefix(".venv/bin/"), *inner[1:]])
-        case ["jaxnet", "bench" | "timeline" | "predict" | "export" | "data" | "import", *_]:
+        case ["jaxnet", "bench" | "timeline" | "predict" | "export" | "data" | "import" | "doctor", *_]:
             ask([*words, "--help"])  # they take their time, a run, or a file
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))

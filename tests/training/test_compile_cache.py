@@ -1,6 +1,7 @@
 """A restart compiles nothing, and nothing that somebody else may have written is run."""
 
 import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 
 from jaxnet.errors import InputError
 from jaxnet.training.compile_cache import compile_cache, private, prune
+from jaxnet.training.compiled_files import CompiledFiles
 
 
 @pytest.fixture
@@ -66,6 +68,38 @@ def test_a_file_in_the_way_is_told(tmp_path):
     (tmp_path / "cache").write_text("")
     with pytest.raises(InputError, match=r"cache cannot be used: File exists; give another, or compile_cache=none"):
         private(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda content: content[:-1], lambda content: b"", lambda content: bytes(9) + content[9:]]
+)
+def test_a_program_that_is_not_as_it_was_written_is_not_run(tmp_path, compiled, harm):
+    x = jnp.ones((4, 4))
+    for compilations in (1, 2, 2):
+        with compile_cache(tmp_path / "cache"):
+            step().lower(x).compile()
+        assert sum("lambda" in name for name in compiled) == compilations
+        [file] = tmp_path.glob("cache/*/*lambda*-cache")
+        if compilations == 1:
+            file.write_bytes(harm(file.read_bytes()))
+
+
+def test_a_full_disk_is_told_once_and_leaves_nothing(tmp_path, caplog, monkeypatch):
+    store = CompiledFiles(tmp_path)
+
+    def full(path, content):
+        with path.open("wb") as file:
+            file.write(content[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for key in ("a", "b"):
+        store.put(key, b"program")
+        assert store.get(key) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path} cannot be written: No space left on device; a restart compiles again"
+    ]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_oldest_are_deleted_beyond_the_limit(tmp_path):

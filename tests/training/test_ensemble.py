@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from dataclasses import replace
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -79,15 +80,23 @@ def prepared(config, shape):
     return prepare(config, mesh, config.data.load("train")), mesh
 
 
+class Run(NamedTuple):
+    metrics: list
+    state: object
+    check: comm.Check
+
+
 @functools.cache
 def trained(config, shape):
-    """Metrics of each step, and the last state, whole, on the host."""
+    """Metrics of each step, the last state, whole, on the host, and the plan beside the compiled program."""
     experiment, mesh = prepared(config, shape)
     state, seen = experiment.first_state(), []
+    step = experiment.step.lower(state, experiment.batch_shapes).compile()
+    check = comm.verify(step.as_text(), experiment.planned, mesh.shape)
     for index in range(STEPS):
-        state, metrics = experiment.step(state, jax.device_put(tiny.batch(index, SIZE), comm.split_by_example(mesh)))
+        state, metrics = step(state, jax.device_put(tiny.batch(index, SIZE), comm.split_by_example(mesh)))
         seen.append({name: float(metrics[name]) for name in ("loss", "accuracy")})
-    return seen, jax.device_get(experiment.layout.whole(state))
+    return Run(seen, jax.device_get(experiment.layout.whole(state)), check)
 
 
 def assert_close(got, wanted):
@@ -109,9 +118,9 @@ WAYS = {
 def test_each_member_trains_as_it_would_alone(way):
     changes, shape = WAYS[way]
     config = config_of(**changes)
-    _, state = trained(config, shape)
+    state = trained(config, shape).state
     index = 1  # not that with the seed of the run
-    _, wanted = trained(alone(config, index), shape)
+    wanted = trained(alone(config, index), shape).state
     for field in ("params", "stats", "average", "optimizer"):
         assert_close(member_of(getattr(state, field), index), getattr(wanted, field))
     assert_same_bits(np.asarray(state.key[index]), np.asarray(wanted.key))
@@ -119,23 +128,21 @@ def test_each_member_trains_as_it_would_alone(way):
 
 def test_the_first_member_is_the_run_itself_and_metrics_are_means_over_members():
     config = config_of(model=CONVOLUTIONS)
-    seen, state = trained(config, (1, 1))
+    seen, state, _ = trained(config, (1, 1))
     runs = [trained(alone(config, index), (1, 1)) for index in range(2)]
-    assert_close(member_of(state.params, 0), runs[0][1].params)
+    assert_close(member_of(state.params, 0), runs[0].state.params)
     for step, metrics in enumerate(seen):
         for name, value in metrics.items():
-            assert value == pytest.approx(np.mean([run[0][step][name] for run in runs]), rel=1e-4)
+            assert value == pytest.approx(np.mean([run.metrics[step][name] for run in runs]), rel=1e-4)
 
 
 # ---- What travels -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["hierarchical", "zero"])
-def test_the_step_holds_the_planned_collectives_and_no_others(strategy):  # L6
-    optimizer = LARS if strategy == "zero" else SGD
-    experiment, mesh = prepared(config_of(strategy=strategy, optimizer=optimizer), (1, 2))
-    compiled = experiment.step.lower(experiment.state_shapes, experiment.batch_shapes).compile()
-    check = comm.verify(compiled.as_text(), experiment.planned, mesh.shape)
+@pytest.mark.parametrize("way", ["hierarchical", "zero", "fp16"])
+def test_the_step_holds_the_planned_collectives_and_no_others(way):  # L6
+    changes, shape = WAYS[way]
+    check = trained(config_of(**changes), shape).check
     assert check.ok, check.explain()
     assert not check.extra
 

@@ -46,22 +46,22 @@ class Net(nn.Module):
 
 
 OPTIMIZERS = {
-    "sgd": Optimizer("sgd", 0.2, warmup_steps=2, weight_decay=0.01, clip_norm=0.5),
     "adamw": Optimizer("adamw", 0.01, weight_decay=0.1, clip_norm=0.5),
-    "lars": Optimizer("lars", 2.0, weight_decay=0.01, clip_norm=0.5, trust_coefficient=0.01),
-    "lamb": Optimizer("lamb", 0.02, weight_decay=0.1, groups=(("features", 0.5),)),
+    "lars": Optimizer(
+        "lars", 2.0, weight_decay=0.01, clip_norm=0.5, trust_coefficient=0.01, groups=(("features", 0.5),)
+    ),
 }
-RUNS = [("sgd", (1, 8)), ("sgd", (1, 2)), ("sgd", (1, 1)), *((name, (2, 4)) for name in OPTIMIZERS)]
+RUNS = [("adamw", (1, 8)), ("adamw", (2, 4)), ("adamw", (1, 2)), ("adamw", (1, 1)), ("lars", (2, 4))]
 CUT = ("classifier_*",)
 
 
-def config_of(name="sgd", **changes):
+def config_of(name="adamw", **changes):
     data = Synthetic(IMAGE, num_classes=CLASSES, num_train=SIZE * STEPS, num_test=SIZE)
     base = Config(Net(), data, 1, SIZE, eval_batch_size=SIZE, optimizer=OPTIMIZERS[name], average_decay=0.9)
     return replace(base, **changes)
 
 
-def hybrid(name="sgd", **changes):
+def hybrid(name="adamw", **changes):
     return config_of(name, **{"shard_dense": CUT, **changes})
 
 
@@ -122,7 +122,6 @@ def test_training_follows_plain_data_parallelism_and_sends_what_is_planned(name,
     run = Run(hybrid(name), shape)
     assert_as_planned(run)
     state = assert_follows(run, reference(name))
-    assert Replicas(run.layout).difference(state) is None
     share = state.params["classifier_1"]["kernel"].addressable_shards[0].data.shape
     assert share == (32 // shape[1], 16)
     moments = [leaf.sharding.spec for leaf in jax.tree.leaves(state.optimizer) if leaf.shape == (32, 16)]
@@ -134,7 +133,7 @@ def test_microbatches_send_the_same_bytes_in_more_messages():
     shape = (1, 2)
     run, whole = Run(hybrid(microbatches=4), shape), prepared(hybrid(), shape)
     assert_as_planned(run)
-    assert_follows(run, reference("sgd"))
+    assert_follows(run, reference("adamw"))
     assert wire_bytes_per_step(run.experiment, run.mesh) == wire_bytes_per_step(whole, run.mesh)
 
 
@@ -215,8 +214,8 @@ def test_the_report_names_what_is_cut_and_numbers_leaves_as_the_model_does():
 
 @pytest.mark.parametrize(("names", "shape"), [((), (1, 8)), (("classifier_1",), (1, 2)), (CUT, (2, 4))], ids=str)
 def test_a_checkpoint_is_whole_and_restores_on_any_mesh(tmp_path, names, shape):
-    first = prepared(hybrid("adamw"), (1, 8))
-    other = prepared(config_of("adamw", shard_dense=names), shape)
+    first = prepared(hybrid(), (1, 8))
+    other = prepared(config_of(shard_dense=names), shape)
     saved = first.layout.whole(first.first_state())
     kept = jax.device_get(saved)
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:

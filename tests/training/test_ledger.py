@@ -107,7 +107,9 @@ def test_half_lines_and_strangers_lines_are_passed_over(clock, tmp_path, capsys,
 
 def test_an_attempt_that_never_trained_loses_nothing():
     attempts = [
-        Attempt(number, "h", 1, start=start, time=start + 5, first=first, step=0, seconds={"start-up": 5.0}, ended=False)
+        Attempt(
+            number, "h", 1, start=start, time=start + 5, first=first, step=0, seconds={"start-up": 5.0}, ended=False
+        )
         for number, start, first in ((1, 0.0, None), (2, 7.0, 0))
     ]
     found = goodput(attempts)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from jaxnet.cluster.address import is_loopback
-from jaxnet.cluster.code import code_digests
+from jaxnet.cluster.digests import code_digests
 from jaxnet.cluster.doctor.clocks import check_clocks
 from jaxnet.cluster.doctor.devices import check_devices, check_sum
 from jaxnet.cluster.doctor.files import check_workdir

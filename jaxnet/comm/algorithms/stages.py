@@ -16,8 +16,8 @@ Stages = tuple[tuple[str, ...], ...]  # the axes of each stage of a reduce-scatt
 def scatter_message(message: jax.Array, stages: Stages) -> jax.Array:
     """A device's part of the sum of `message`, whose length divides by the number of devices."""
     for axes in stages:
-        if axes_size(axes, BOUND_AXES) > 1:  # a collective of one device would be a copy (law L4)
-            message = lax.psum_scatter(message, axes, tiled=True)
+        if several := _several(axes):
+            message = lax.psum_scatter(message, several, tiled=True)
     return message
 
 
@@ -25,9 +25,15 @@ def gather_message(part: jax.Array, stages: Stages) -> jax.Array:
     """The message of which every device holds a part; `stages` are those that scattered it."""
     for axes in reversed(stages):
         # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
-        several = axes_size(axes, BOUND_AXES) > 1
-        part = lax.all_gather(part, axes, tiled=True, to="invarying") if several else same_along(part, axes)
+        if several := _several(axes):
+            part = lax.all_gather(part, several, tiled=True, to="invarying")
+        part = same_along(part, axes)
     return part
+
+
+def _several(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that hold more than one device: a collective of one would be a copy (law L4), and of a vmap an error."""
+    return tuple(axis for axis in axes if axes_size((axis,), BOUND_AXES) > 1)
 
 
 def scatter_plan(message: jax.ShapeDtypeStruct, stages: Stages, axis_sizes: AxisSizes) -> list[Collective]:

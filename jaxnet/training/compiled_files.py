@@ -1,0 +1,63 @@
+"""Compiled programs as files: each whole and as it was written, or not there.
+
+JAX's own files are written in place and not checked: one that a full disk or a kill has cut short stays for ever, and a
+flipped bit is run. This file is the only one that puts another store into JAX's place for it, which has no public name.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+from jax._src import compilation_cache
+from jax._src.compilation_cache_interface import CacheInterface
+
+_SEAL_BYTES = hashlib.sha256().digest_size
+_log = logging.getLogger("jaxnet")
+
+
+class CompiledFiles(CacheInterface):
+    """Programs by key in `directory`; the time of a file is that of its last use."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path, self._told = directory, False
+
+    def get(self, key: str) -> bytes | None:
+        """The program, if it is there and as it was written; else it is deleted."""
+        path = self._file(key)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        seal, program = content[:_SEAL_BYTES], content[_SEAL_BYTES:]
+        with contextlib.suppress(OSError):
+            if seal != hashlib.sha256(program).digest():
+                path.unlink()
+                return None
+            os.utime(path)
+        return program
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep a program, if the disk takes it; that it does not is told once."""
+        path = self._file(key)
+        scratch = path.with_name(f".{os.getpid()}-{path.name}"[:200])
+        try:
+            scratch.write_bytes(hashlib.sha256(value).digest() + value)
+            scratch.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            if not self._told:
+                _log.warning("%s cannot be written: %s; a restart compiles again", self._path, error.strerror)
+            self._told = True
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{key}-cache"
+
+
+def use(store: CacheInterface | None) -> None:
+    """From now on JAX keeps its programs there; None: where its settings say."""
+    compilation_cache.reset_cache()
+    if store is not None:
+        compilation_cache._cache, compilation_cache._cache_initialized = store, True
