@@ -41,6 +41,14 @@ CONFIGS = {
         tiny("epochs=1", "epochs=1, optimizer=Optimizer('adam')", "from jaxnet.training.optimizer import Optimizer\n"),
         ": optimizer.name is 'adam', wanted one of sgd, adamw",
     ),
+    "warm-up of more steps than can be counted": (
+        tiny(
+            "epochs=1",
+            "epochs=1, optimizer=Optimizer(warmup_epochs=1e30)",
+            "from jaxnet.training.optimizer import Optimizer\n",
+        ),
+        "optimizer.warmup_epochs=1e+30: makes 2e+30 steps; wanted below 1073741824",
+    ),
     "a list for a tuple": (tiny("(2,)", "[2]"), ": model.widths is [2], wanted a comma-separated tuple"),
     "a dtype": (tiny("hidden=4", "hidden=4, dtype='half'"), ": model.dtype is 'half', wanted one of float32, bfloat16"),
     "a wrong field of the data": (tiny("num_test=16", "num_test=0"), ", line 9: num_classes, num_train and num_test"),

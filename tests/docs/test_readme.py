@@ -65,7 +65,7 @@ def check(words):
         case ["jaxnet", "lab", *arguments]:
             inner = in_the_lab(["lab", *arguments])
             check([inner[0].removeprefix(".venv/bin/"), *inner[1:]])
-        case ["jaxnet", "bench" | "timeline" | "predict" | "export" | "data" | "import" | "doctor", *_]:
+        case ["jaxnet", "bench" | "timeline" | "predict" | "export" | "data" | "import" | "doctor" | "report", *_]:
             ask([*words, "--help"])  # they take their time, a run, or a file
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))
@@ -112,7 +112,7 @@ def launched(arguments):
     """What `jaxnet launch local` would start."""
     commands = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxnet.cluster.local.launch_local", lambda command, *_: commands.append(command) or 0)
+        patch.setattr("jaxnet.cluster.local.launch_local", lambda command, *_, **__: commands.append(command) or 0)
         assert run_jaxnet(arguments) == 0
     [command] = commands
     return command
