@@ -1,6 +1,7 @@
 """Runs that begin with weights from a file."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -122,7 +123,7 @@ def test_weights_of_another_network_are_refused(tmp_path, change, words):
     path = written(tmp_path / "weights.safetensors", values)
     shapes = jax.eval_shape(from_linen(MODEL).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 1), "float32"))
     with pytest.raises(InputError) as refused:
-        initial_values(path, shapes)
+        initial_values(Path(path), shapes)
     says(str(refused.value), [f"initial_weights={path}", *words])
 
 
