@@ -1,10 +1,14 @@
 """Tests run on eight emulated CPU devices, and ranks are never promoted in silence."""
 
+import importlib.util
 import os
 
 import jax
 import pytest
 from hypothesis import settings
+
+# Its packages are an extra; the examples of a module are found by importing it.
+collect_ignore = [] if importlib.util.find_spec("cv2") else ["jaxnet/data/photos/fast.py"]
 
 # Set before any device is used; one process has one device count.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

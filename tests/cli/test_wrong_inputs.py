@@ -69,7 +69,7 @@ OVERRIDES = {
         "augmentation.shift=4294967296",
         "augmentation.shift=4294967296: wanted at most 1000000000",
     ),
-    "the same in a tuple": ("model.widths=8,-4294967296", "model.widths=-4294967296: wanted at least -1000000000"),
+    "the same in a tuple": ("model.widths=8,-4294967296", "model.widths=8,-4294967296: "),
     "a number of many digits": ("microbatches=1" + "0" * 99, "microbatches=an integer of 329 bits: wanted at most"),
     "negative seed": ("seed=-1", "seed=-1: wanted 0 to 4294967295"),
     "seed of more than 32 bits": ("seed=4294967296", "seed=4294967296: wanted 0 to 4294967295"),
@@ -133,7 +133,7 @@ COMMANDS = {
         f"config configs/digit.py: no such file (looked for from {ROOT}); did you mean configs/digits.py?",
     ),
     "a config by its name": (("--config", "digits"), "config digits: no such file", "did you mean configs/digits.py?"),
-    "no such config": (("--config", "configs/zzz.py"), "no such file", "such as configs/digits.py, configs/fashion_mn"),
+    "no such config": (("--config", "configs/zzz.py"), "no such file", "such as configs/digits.py, configs/digits_en"),
     "no such directory": (("--config", "/nowhere/zzz.py"), "config /nowhere/zzz.py: no such file"),
     "a directory": (("--config", "configs"), "config configs: this is a directory", "such as configs/digits.py"),
     "not a .py file": (

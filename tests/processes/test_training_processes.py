@@ -154,7 +154,7 @@ def stop_one(workdir, number, rank, before):
     assert not stopped["finished"]
     assert saved_steps(workdir)[-1] == step
     assert (
-        program.out[-2]
+        program.out[-3]
         == f"[0] stopped by {'SIGTERM' if rank else number.name} after step {step}; run again to continue"
     )
     assert not before or f"[0] continuing {workdir} from step {before}" in program.out
@@ -212,6 +212,7 @@ def test_what_a_run_leaves_in_its_workdir(tmp_path):
     finish(tmp_path, TWO, *extra)
     names = {path.name for path in tmp_path.iterdir()}
     expected = {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "hlo", "profile"}
+    expected |= {"lock", "ledger.jsonl", "compile_cache"}
     assert names == expected
     assert json.loads((tmp_path / "config.json").read_text())["profile.steps"] == 2
     assert saved_steps(tmp_path) == [40, 45, 60]  # of 20, 22, 40, 45, 60 the newest three, the best among them

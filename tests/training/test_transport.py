@@ -9,7 +9,8 @@ import pytest
 import train
 from configs import digits
 from jaxnet import comm
-from jaxnet.comm import STRATEGIES, mpi, named_strategy, takes_all_reduce
+from jaxnet.comm import STRATEGIES, named_strategy, takes_all_reduce
+from jaxnet.comm.mpi import all_reduce as by_ranks
 from jaxnet.errors import InputError
 from jaxnet.training.config_file import load_config
 from jaxnet.training.experiment import prepare
@@ -46,7 +47,7 @@ class TwoRanks:
 
 @pytest.mark.parametrize("name", ABLE)
 def test_by_mpi_a_device_sends_what_it_would_send_by_xla(name, monkeypatch):
-    monkeypatch.setattr(mpi, "Ranks", TwoRanks)
+    monkeypatch.setattr(by_ranks, "Ranks", TwoRanks)
     by_mpi = named_strategy(name, all_reduce=comm.mpi_all_reduce).reducer.plan(SHAPES, {"host": 1, "device": 4})
     by_xla = named_strategy(name).reducer.plan(SHAPES, {"host": 2, "device": 4})
     assert {c.transport for c in by_mpi.collectives if "host" in c.axes} == {"mpi"}
