@@ -48,7 +48,7 @@ def originals(source: str) -> tuple[str, list[Image.Image]]:
         return f"{len(found)} photos in {WALLPAPERS}", [Image.open(path).convert("RGB") for path in found]
     if source in ("auto", "sklearn"):
         try:
-            from sklearn.datasets import load_sample_images  # type: ignore[import-untyped,unused-ignore]
+            from sklearn.datasets import load_sample_images
         except ImportError:
             pass
         else:

@@ -28,7 +28,7 @@ from benchmarks.peers.compare import Worker
 from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, NETWORKS
 from benchmarks.peers.rounds import in_turn
 from jaxnet.errors import InputError, exit_cleanly
-from jaxnet.models import ZOO, from_linen
+from jaxnet.models import ZOO, abstract_variables, from_linen
 from jaxnet.models.flops import count_flops
 
 PEERS = Path(__file__).resolve().parent / "peers"
@@ -60,9 +60,8 @@ def step_flops(model: str, batch: int) -> int:
     """Floating-point operations of a training step: forward, and twice as many backward."""
     network = from_linen(ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
     images = jax.ShapeDtypeStruct((batch, *IMAGE), "float32")
-    key = jax.eval_shape(lambda: jax.random.key(0))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    variables = jax.eval_shape(network.init, key, images)
+    variables = abstract_variables(network, IMAGE)
 
     def forward(params: Any, stats: Any, images: jax.Array, keys: jax.Array) -> Any:
         return network.apply(params, stats, images, train=True, keys=keys)[0]

@@ -6,7 +6,8 @@ line, until its standard input ends. Needs neither JAX nor PyTorch.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -20,6 +21,19 @@ def serve(framework: str, seconds_a_step: Callable[[str, int], float]) -> None:
     for line in sys.stdin:
         variant, steps = line.rsplit(maxsplit=1)
         say(framework=framework, variant=variant, ms=seconds_a_step(variant, int(steps)) * 1e3)
+
+
+def serve_runs(framework: str, runs: Mapping[str, Callable[[int], None]], warmup_steps: int) -> None:
+    """Warm up, then answer; `runs[variant](steps)` takes so many steps and waits for the last."""
+
+    def seconds_a_step(variant: str, steps: int) -> float:
+        started = time.perf_counter()
+        runs[variant](steps)
+        return (time.perf_counter() - started) / steps
+
+    for run in runs.values():
+        run(warmup_steps)
+    serve(framework, seconds_a_step)
 
 
 def in_turn(variants: Sequence[Any], rounds: int) -> Iterator[tuple[int, Any]]:

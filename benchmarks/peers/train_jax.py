@@ -1,7 +1,6 @@
 """Training steps in JAX for throughput.py: the trainer's own, and a loop as one writes it by hand."""
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import optax
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.peers import networks
-from benchmarks.peers.rounds import serve
+from benchmarks.peers.rounds import serve_runs
 from jaxnet.comm import make_mesh, split_by_example
 from jaxnet.data import Synthetic
 from jaxnet.models import ZOO, Heads
@@ -117,15 +116,7 @@ def main() -> None:
     args = networks.worker_arguments(__doc__, list(VARIANTS))
     runs = {networks.MATMUL: products(args.side, args.dtype)}
     runs |= {name: VARIANTS[name](args.model, args.batch, args.dtype) for name in args.variant}
-
-    def seconds_a_step(variant: str, steps: int) -> float:
-        started = time.perf_counter()
-        runs[variant](steps)
-        return (time.perf_counter() - started) / steps
-
-    for run in runs.values():
-        run(networks.WARMUP_STEPS)
-    serve("jax", seconds_a_step)
+    serve_runs("jax", runs, networks.WARMUP_STEPS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Training steps in PyTorch for throughput.py: eager, with channels last, and compiled."""
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torch_nets import NETS, Scale  # type: ignore[import-not-found]  # is in tests/support
 
 from benchmarks.peers import networks
-from benchmarks.peers.rounds import serve
+from benchmarks.peers.rounds import serve_runs
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Run = Callable[[int], None]  # so many steps, and waits for the last
@@ -95,15 +94,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")  # TF32 where there is one, as JAX multiplies float32 there
     runs: dict[str, Run] = {networks.MATMUL: products(args.side, args.dtype)}
     runs |= {name: Variant(args.model, args.batch, args.dtype, **VARIANTS[name]) for name in args.variant}
-
-    def seconds_a_step(variant: str, steps: int) -> float:
-        started = time.perf_counter()
-        runs[variant](steps)
-        return (time.perf_counter() - started) / steps
-
-    for run in runs.values():
-        run(networks.WARMUP_STEPS)
-    serve("torch", seconds_a_step)
+    serve_runs("torch", runs, networks.WARMUP_STEPS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`jaxnet import`: weights that PyTorch trained, as variables of the same network here."""
 
 import argparse
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,12 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _entry(name: str) -> "Entry":
-    from jaxnet.models.zoo import ZOO
+    from jaxnet.models.zoo import ZOO, nearest
 
     if name not in ZOO:
-        near = difflib.get_close_matches(name, ZOO, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "`jaxnet models` lists them"
-        raise InputError(f"--model {name}: there is no such network; {hint}")
+        raise InputError(f"--model {name}: there is no such network; {nearest(name)}")
     return ZOO[name]
 
 

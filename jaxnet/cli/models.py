@@ -1,7 +1,6 @@
 """`jaxnet models`: the networks that have a name, and the layers of one."""
 
 import argparse
-import difflib
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -46,15 +45,13 @@ def run(args: argparse.Namespace) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # shapes need no accelerator
 
-    from jaxnet.models import ZOO
+    from jaxnet.models.zoo import ZOO, nearest
 
     if args.name is None:
         _show_all(ZOO, as_json=args.json)
         return 0
     if args.name not in ZOO:
-        near = difflib.get_close_matches(args.name, ZOO, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "`jaxnet models` lists them"
-        raise InputError(f"there is no network {args.name!r}; {hint}")
+        raise InputError(f"there is no network {args.name!r}; {nearest(args.name)}")
     entry = ZOO[args.name]
     row = _row(args.name, entry)
     layers = _layers(entry)
@@ -74,12 +71,12 @@ def _show_all(zoo: "dict[str, Entry]", *, as_json: bool) -> None:
 def _row(name: str, entry: "Entry") -> dict[str, Any]:
     import jax
 
-    from jaxnet.models import from_linen
+    from jaxnet.models import abstract_variables, from_linen
     from jaxnet.models.flops import count_flops
 
     model = from_linen(entry.build(num_classes=entry.classes))
     images = jax.ShapeDtypeStruct((1, *entry.image), "float32")
-    params, stats = jax.eval_shape(model.init, jax.random.key(0), images)
+    params, stats = abstract_variables(model, entry.image)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return {
         "name": name,

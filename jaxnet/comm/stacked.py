@@ -1,7 +1,7 @@
 """Parts of leaves that lead with [members], such as several networks trained at once: a part of every member."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -25,10 +25,13 @@ def stacked_parts(inner: Sharded) -> Sharded:
     [30, 30]
     """
 
-    def scatter_fn(values: PyTree) -> PyTree:
+    def in_parts(cut: Callable[[PyTree], PyTree], values: PyTree) -> PyTree:
         devices = axes_size(inner.axes, BOUND_AXES)
-        parts = inner.scatter(jax.tree.map(lambda leaf: _by_device(leaf, devices), values))
+        parts = cut(jax.tree.map(lambda leaf: _by_device(leaf, devices), values))
         return jax.tree.map(lambda part, leaf: part.reshape(leaf.shape[0], -1), parts, values)
+
+    def scatter_fn(values: PyTree) -> PyTree:
+        return in_parts(inner.scatter, values)
 
     def gather_fn(parts: PyTree, shapes: PyTree) -> PyTree:
         devices = axes_size(inner.axes, BOUND_AXES)
@@ -37,9 +40,7 @@ def stacked_parts(inner: Sharded) -> Sharded:
         return jax.tree.map(lambda value, leaf: _by_member(value, leaf.shape, devices), values, shapes)
 
     def split_fn(values: PyTree) -> PyTree:
-        devices = axes_size(inner.axes, BOUND_AXES)
-        parts = inner.split(jax.tree.map(lambda leaf: _by_device(leaf, devices), values))
-        return jax.tree.map(lambda part, leaf: part.reshape(leaf.shape[0], -1), parts, values)
+        return in_parts(inner.split, values)
 
     def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
         devices = axes_size(inner.axes, axis_sizes)

@@ -12,7 +12,7 @@ from PIL import Image
 from jaxnet.errors import InputError
 
 _CHUNK = 1024  # examples decoded at once when a source is read into memory
-_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's name for this many channels of 8 bits
+PILLOW_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's name for this many channels of 8 bits
 
 
 class Source(Protocol):
@@ -150,7 +150,7 @@ class RecordSource:
         if isinstance(value, np.ndarray):
             return value
         with Image.open(io.BytesIO(value)) as picture:
-            mode = _MODES[self.image_shape[-1]]
+            mode = PILLOW_MODES[self.image_shape[-1]]
             same = picture if picture.mode == mode else picture.convert(mode)
             return np.asarray(same).reshape(self.image_shape)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
-from jaxnet.models import Model, from_linen
+from jaxnet.models import Model, abstract_variables, from_linen
 from jaxnet.training.ensemble import member_of
 from jaxnet.training.loss import Pixels
 
@@ -43,7 +43,7 @@ class Architecture:
     @functools.cached_property
     def _tree(self) -> Any:
         images = jax.eval_shape(self.pixels.normalize, self.images(1))
-        variables = jax.eval_shape(self._pure.init, jax.eval_shape(lambda: jax.random.key(0)), images)
+        variables = abstract_variables(self._pure, images.shape[1:])
         return {"params": variables.params, **variables.stats}
 
     @property

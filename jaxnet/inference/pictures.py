@@ -9,8 +9,8 @@ from PIL import Image, ImageOps
 from jaxnet.data import Inputs
 from jaxnet.data.photos.crops import centre_box, short_side
 from jaxnet.data.photos.decoding import Damaged, opened
+from jaxnet.data.source import PILLOW_MODES
 
-_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's name for this many channels of 8 bits
 _MOST_BYTES = 2**30
 
 
@@ -57,7 +57,7 @@ def fitted(picture: Image.Image, inputs: Inputs) -> np.ndarray:
     array([7], dtype=uint8)
     """
     height, width, channels = inputs.image_shape
-    upright = _converted(ImageOps.exif_transpose(picture), _MODES[channels])
+    upright = _converted(ImageOps.exif_transpose(picture), PILLOW_MODES[channels])
     if inputs.resize is not None:
         tall, wide = short_side(upright.height, upright.width, inputs.resize)
         top, left, *_ = centre_box(tall, wide, height)

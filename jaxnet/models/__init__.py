@@ -11,6 +11,7 @@ from jaxnet.models.lstm import LSTM as LSTM
 from jaxnet.models.model import Heads as Heads
 from jaxnet.models.model import Model as Model
 from jaxnet.models.model import Variables as Variables
+from jaxnet.models.model import abstract_variables as abstract_variables
 from jaxnet.models.nin import NetworkInNetwork as NetworkInNetwork
 from jaxnet.models.nnx import from_nnx as from_nnx
 from jaxnet.models.resnet import ResNet as ResNet

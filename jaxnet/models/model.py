@@ -1,6 +1,6 @@
 """The boundary between models and training: a model is a pair of pure functions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -62,6 +62,18 @@ class Model(NamedTuple):
 
     init: InitFn
     apply: ApplyFn
+
+
+def abstract_variables(model: Model, image_shape: Sequence[int]) -> Variables:
+    """Shapes of what a model holds, for images [height, width, channels]; nothing is computed.
+
+    >>> from jaxnet.models import CNN, from_linen
+    >>> abstract_variables(from_linen(CNN(num_classes=10, hidden=16)), (8, 8, 1)).params["dense_1"]["kernel"].shape
+    (16, 10)
+    """
+    image = jax.ShapeDtypeStruct((1, *image_shape), "float32")
+    variables: Variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
+    return variables
 
 
 def split_collections(variables: Mapping[str, PyTree]) -> Variables:

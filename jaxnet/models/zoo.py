@@ -1,5 +1,6 @@
 """The networks by the names that a command line may use."""
 
+import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -33,6 +34,16 @@ class Entry(NamedTuple):
     classes: int
     parameters: int
     source: str
+
+
+def nearest(name: str) -> str:
+    """What to say to whom a network of this name is not in `ZOO`.
+
+    >>> nearest("resnet500"), nearest("q")
+    ("did you mean 'resnet50'?", '`jaxnet models` lists them')
+    """
+    near = difflib.get_close_matches(name, ZOO, n=1)
+    return f"did you mean {near[0]!r}?" if near else "`jaxnet models` lists them"
 
 
 IMAGENET = (224, 224, 3)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxnet.comm import HOST, STRATEGIES, Strategy, mesh_size, named_strategy, takes_all_reduce
 from jaxnet.data import Source
 from jaxnet.errors import InputError
-from jaxnet.models import Model
+from jaxnet.models import Model, Variables
 from jaxnet.training.config import Config
 from jaxnet.training.ensemble_check import check_ensemble
 from jaxnet.training.hybrid import check_hybrid
@@ -219,10 +219,9 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
         raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
 
 
-def check_model(config: Config, model: Model, source: Source) -> None:
-    """Refuse a model that would train in silence on something else than what is asked for."""
+def check_model(config: Config, model: Model, variables: Variables, source: Source) -> None:
+    """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for."""
     images = jax.ShapeDtypeStruct((1, *config.pixels.shape(source.image_shape)), "float32")
-    variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), images)
     evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
     logits = jax.eval_shape(evaluate, *variables, images)
     if len(logits.shape) != 2 or logits.shape[1] < source.num_classes:

@@ -33,7 +33,7 @@ from jaxnet.comm import (
 )
 from jaxnet.data import Source
 from jaxnet.errors import InputError
-from jaxnet.models import Model, Variables, from_linen
+from jaxnet.models import Model, Variables, abstract_variables, from_linen
 from jaxnet.training.config import Config
 from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
 from jaxnet.training.ensemble import ensemble_loss, ensemble_model, ensemble_optimizer
@@ -130,12 +130,11 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
     model = as_model(config.model)
-    check_model(config, model, source)
     phases = phases_of(config.resolutions, total_steps)
     batch_shapes = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
     batch_shapes = batch_shapes_at(batch_shapes, phases[-1].size)
     image_shape = config.pixels.shape(source.image_shape)
-    variables = _checked_variables(config, model, image_shape, phases)
+    variables = _checked_variables(config, model, source, phases)
     order = _order(_loss(config, model), variables, batch_shapes)
     parts = None if strategy.sharded is None else Parts(variables.params, AXES)
     layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])
@@ -278,19 +277,13 @@ def _batch_shapes(
     }
 
 
-def _checked_variables(
-    config: Config, model: Model, image_shape: tuple[int, ...], phases: tuple[Phase, ...]
-) -> Variables:
-    """Shapes of the model's variables; InputError if the recipe does not go with them."""
-    variables = _variables(model, image_shape)
+def _checked_variables(config: Config, model: Model, source: Source, phases: tuple[Phase, ...]) -> Variables:
+    """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
+    image_shape = config.pixels.shape(source.image_shape)
+    variables = abstract_variables(model, image_shape)
+    check_model(config, model, variables, source)
     check_sizes(model, variables, phases, image_shape[-1])
     multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
-    return variables
-
-
-def _variables(model: Model, image_shape: tuple[int, ...]) -> Variables:
-    image = jax.ShapeDtypeStruct((1, *image_shape), "float32")
-    variables: Variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
     return variables
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxnet.data import DeviceBatch, Source
 from jaxnet.errors import InputError
-from jaxnet.models import Model, Variables
+from jaxnet.models import Model, Variables, abstract_variables
 from jaxnet.training.state import TrainState
 from jaxnet.training.step import Step
 
@@ -58,8 +58,7 @@ def check_sizes(model: Model, variables: Variables, phases: tuple[Phase, ...], c
     for _, size in phases:
         if size is None:
             continue
-        images = jax.ShapeDtypeStruct((1, size, size, channels), "float32")
-        of_size = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), images)
+        of_size = abstract_variables(model, (size, size, channels))
         if [leaf.shape for leaf in jax.tree.leaves(of_size)] != [leaf.shape for leaf in jax.tree.leaves(variables)]:
             raise InputError(
                 f"resolutions: images of {size}x{size} give this network other parameters than those that it is "

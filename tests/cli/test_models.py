@@ -13,7 +13,7 @@ NAMES = ["vgg11", "alexnet", "nin"]  # the others are counted in tests/models
 
 @pytest.fixture(autouse=True)
 def a_small_zoo(monkeypatch):
-    monkeypatch.setattr("jaxnet.models.ZOO", {name: ZOO[name] for name in NAMES})
+    monkeypatch.setattr("jaxnet.models.zoo.ZOO", {name: ZOO[name] for name in NAMES})
 
 
 def printed(capsys, *arguments):

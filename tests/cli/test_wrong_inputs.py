@@ -69,7 +69,10 @@ OVERRIDES = {
         "augmentation.shift=4294967296",
         "augmentation.shift=4294967296: wanted at most 1000000000",
     ),
-    "the same in a tuple": ("model.widths=8,-4294967296", "model.widths=8,-4294967296: "),
+    "the same in a tuple": (
+        "model.widths=8,-4294967296",
+        "widths must be one or more numbers of at least 1, got (8, -4294967296)",
+    ),
     "a number of many digits": ("microbatches=1" + "0" * 99, "microbatches=an integer of 329 bits: wanted at most"),
     "negative seed": ("seed=-1", "seed=-1: wanted 0 to 4294967295"),
     "seed of more than 32 bits": ("seed=4294967296", "seed=4294967296: wanted 0 to 4294967295"),

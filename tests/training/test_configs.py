@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.models import Heads
+from jaxnet.models import Heads, abstract_variables
 from jaxnet.training.config_check import check_fit, check_model
 from jaxnet.training.config_file import load_config
 from jaxnet.training.experiment import as_model
@@ -50,14 +50,14 @@ def test_the_network_takes_the_images_and_gives_a_thousand_logits(config):
     for size in (config.data.size, config.data.test_size):
         source = Stand((size, size, 3))
         check_fit(config, mesh, source)
-        check_model(config, as_model(config.model), source)
+        model = as_model(config.model)
+        check_model(config, model, abstract_variables(model, source.image_shape), source)
 
 
 def test_training_shapes_fit_every_size_and_heads_are_as_wide_as_logits(config):
     model, size = as_model(config.model), config.data.size
-    key = jax.eval_shape(lambda: jax.random.key(0))
     images = jax.ShapeDtypeStruct((2, size, size, 3), "float32")
-    variables = jax.eval_shape(model.init, key, images)
+    variables = abstract_variables(model, (size, size, 3))
     check_sizes(model, variables, phases_of(config.resolutions, 1000), 3)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
     forward = lambda *given: model.apply(*given[:3], train=True, keys=given[3])[0]  # noqa: E731

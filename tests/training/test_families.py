@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import families as benchmark
 from jaxnet.data import Synthetic
-from jaxnet.models import ZOO
+from jaxnet.models import ZOO, abstract_variables
 from jaxnet.training.config_check import check_config, check_model
 from jaxnet.training.experiment import as_model
 
@@ -19,7 +19,8 @@ ENDED = {"accuracy": 0.8, "loss": 0.5, "skipped_steps": 0, "rollbacks": 0}
 def test_a_recipe_fits_its_network(model):
     config = benchmark.config_of(model, 64, 1.0)
     check_config(config)
-    check_model(config, as_model(config.model), SOURCE.load("train"))
+    model, source = as_model(config.model), SOURCE.load("train")
+    check_model(config, model, abstract_variables(model, config.pixels.shape(source.image_shape)), source)
 
 
 def test_every_kind_of_network_has_a_recipe():

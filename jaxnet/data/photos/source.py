@@ -16,12 +16,10 @@ from jaxnet.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluationPhotos:
-    """Photos as evaluation sees them: no randomness, and every one of them, so a damaged one is an error."""
+class _Photos:
+    """What is the same of photos however they are seen."""
 
     records: PhotoRecords
-    view: EvaluationView
-    threads: int = 1
 
     @property
     def num_examples(self) -> int:
@@ -32,6 +30,14 @@ class EvaluationPhotos:
     def num_classes(self) -> int:
         """Labels are 0 .. num_classes - 1."""
         return self.records.num_classes
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationPhotos(_Photos):
+    """Photos as evaluation sees them: no randomness, and every one of them, so a damaged one is an error."""
+
+    view: EvaluationView
+    threads: int = 1
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -65,27 +71,16 @@ class EvaluationPhotos:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingPhotos:
+class TrainingPhotos(_Photos):
     """Photos as training sees them: each a random part, which one 64-bit draw decides.
 
     A damaged record is replaced by another example, which the draw decides too: the same one on any number of
     processes. `damaged` counts them.
     """
 
-    records: PhotoRecords
     view: TrainingView
     size: int
     threads: int = 1
-
-    @property
-    def num_examples(self) -> int:
-        """How many examples there are."""
-        return len(self.records)
-
-    @property
-    def num_classes(self) -> int:
-        """Labels are 0 .. num_classes - 1."""
-        return self.records.num_classes
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
