@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Initializer
 
+from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, ExampleDropout, local_response_norm, normal_init, require_positive, scaled
 from jaxnet.models.pooling import adaptive_avg_pool, max_pool
 
@@ -51,7 +52,7 @@ class AlexNet(nn.Module):
         return self._dense(x, "classifier_6", self.num_classes).astype(jnp.float32)
 
     def _conv(self, x: jax.Array, name: str, channels: int, size: int, *, padding: int, stride: int = 1) -> jax.Array:
-        return nn.Conv(
+        return Convolution(
             scaled(channels, self.width),
             (size, size),
             stride,
@@ -129,8 +130,8 @@ class AlexNet2012(nn.Module):
 
     def _conv(
         self, name: str, channels: int, size: int, *, stride: int = 1, padding: int = 0, groups: int = 1
-    ) -> nn.Conv:
-        return nn.Conv(
+    ) -> Convolution:
+        return Convolution(
             scaled(channels, self.width),
             (size, size),
             stride,

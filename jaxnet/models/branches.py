@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
+from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, batch_norm, scaled
 
 Pool = Callable[[jax.Array], jax.Array]
@@ -72,10 +73,10 @@ class ConvRelu(nn.Module):
         """[batch, h, w, c] to [batch, h', w', channels]."""
         layer, style = self.layer, self.style
         size = layer.size if isinstance(layer.size, tuple) else (layer.size, layer.size)
-        conv = nn.Conv(
+        conv = Convolution(
             scaled(layer.channels, style.width),
             size,
-            (layer.stride, layer.stride),
+            layer.stride,
             [(n // 2, n // 2) if layer.padded else (0, 0) for n in size],
             use_bias=not style.norm,
             dtype=style.dtype,

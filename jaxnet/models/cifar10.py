@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, normal_init, require_positive, scaled, spatial_response_norm
 from jaxnet.models.pooling import avg_pool, max_pool
 
@@ -46,9 +47,11 @@ class Cifar10(nn.Module):
         x = self._dense("ip1", scaled(64, self.width), 0.1)(x)
         return self._dense("ip2", self.num_classes, 0.1)(x).astype(jnp.float32)
 
-    def _conv(self, name: str, channels: int, deviation: float) -> nn.Conv:
+    def _conv(self, name: str, channels: int, deviation: float) -> Convolution:
         init = normal_init(deviation, 1.0 if name == "conv1" else self.width)
-        return nn.Conv(scaled(channels, self.width), (5, 5), padding=2, dtype=self.dtype, kernel_init=init, name=name)
+        return Convolution(
+            scaled(channels, self.width), (5, 5), padding=2, dtype=self.dtype, kernel_init=init, name=name
+        )
 
     def _dense(self, name: str, units: int, deviation: float) -> nn.Dense:
         return nn.Dense(units, dtype=self.dtype, kernel_init=normal_init(deviation, self.width), name=name)

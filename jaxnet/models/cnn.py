@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
-from jaxnet.models.layers import Dtype, ExampleDropout, batch_norm, require_positive
+from jaxnet.models.convolution import Convolution
+from jaxnet.models.layers import Dtype, ExampleDropout, batch_norm, require_positive, require_rate
 
 
 class CNN(nn.Module):
@@ -36,8 +37,7 @@ class CNN(nn.Module):
 
     def __post_init__(self) -> None:
         require_positive(num_classes=self.num_classes, widths=self.widths, convs=self.convs, hidden=self.hidden)
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        require_rate(self.dropout)
         super().__post_init__()
 
     @nn.compact
@@ -55,7 +55,7 @@ class CNN(nn.Module):
         layer = 0
         for width in self.widths:
             for _ in range(self.convs):
-                x = nn.Conv(width, (3, 3), use_bias=not self.norm, dtype=self.dtype, name=f"conv_{layer}")(x)
+                x = Convolution(width, (3, 3), use_bias=not self.norm, dtype=self.dtype, name=f"conv_{layer}")(x)
                 if self.norm:
                     x = batch_norm(self.norm_axes, self.dtype, train=train, name=f"norm_{layer}")(x)
                 x = activation(x)

@@ -28,6 +28,15 @@ def require_positive(**fields: int | tuple[int, ...]) -> None:
             raise InputError(f"{name} must be one or more numbers of at least 1, got {value}")
 
 
+def require_rate(dropout: float) -> None:
+    """Raise InputError unless this part of the units can be dropped.
+
+    >>> require_rate(0.5)
+    """
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
+
+
 def scaled(channels: int, width: float) -> int:
     """`channels` times `width`, rounded to a multiple of 8 and at least 8.
 
@@ -61,8 +70,7 @@ class ExampleDropout(nn.Module):
     rate: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise InputError(f"dropout must be at least 0 and below 1, got {self.rate}")
+        require_rate(self.rate)
         super().__post_init__()
 
     @nn.compact

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, ExampleDropout, normal_init, require_positive, scaled
 from jaxnet.models.pooling import max_pool
 
@@ -57,5 +58,5 @@ class NetworkInNetwork(nn.Module):
         self, x: jax.Array, name: str, channels: int, size: int, deviation: float, stride: int = 1, padding: int = 0
     ) -> jax.Array:
         init = normal_init(deviation, 1.0 if name == "conv1" else self.width)
-        conv = nn.Conv(channels, (size, size), stride, padding, dtype=self.dtype, kernel_init=init, name=name)
+        conv = Convolution(channels, (size, size), stride, padding, dtype=self.dtype, kernel_init=init, name=name)
         return nn.relu(conv(x))

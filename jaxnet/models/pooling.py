@@ -1,5 +1,7 @@
 """Pooling as PyTorch and Caffe define it: symmetric padding, and ceil mode, in which a last window may reach out."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,26 @@ def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0, ceil: bool 
     ((1, 2, 2, 1), (1, 3, 3, 1))
     """
     _, reach = _windows(x, size, stride, padding, ceil)
-    return nn.max_pool(x, (size, size), (stride, stride), reach)
+    native = partial(nn.max_pool, window_shape=(size, size), strides=(stride, stride), padding=reach)
+    pooled: jax.Array = lax.platform_dependent(x, cpu=lambda x: _greatest(x, size, stride, reach), default=native)
+    return pooled
+
+
+def _greatest(x: jax.Array, size: int, stride: int, reach: "Reach") -> jax.Array:
+    """As `nn.max_pool`, to the last bit of its gradient, place by place of the window.
+
+    XLA's gradient looks for the first greatest of each window once more and scatters, on CPUs in 4 to 7 times the time.
+    """
+    padded = jnp.pad(x, ((0, 0), *reach, (0, 0)), constant_values=-jnp.inf)
+    ends = [length - size + 1 for length in padded.shape[1:3]]
+
+    def place(top: int, left: int) -> jax.Array:
+        return padded[:, top : top + ends[0] : stride, left : left + ends[1] : stride]
+
+    greatest, *others = (place(*at) for at in np.ndindex(size, size))
+    for other in others:
+        greatest = jnp.where((other > greatest) | jnp.isnan(other), other, greatest)
+    return greatest
 
 
 def avg_pool(

@@ -1,12 +1,13 @@
 """Residual networks (He et al., 2016): of ImageNet and of CIFAR-10, versions 1 and 1.5, and ResNet-D."""
 
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, batch_norm, require_positive, scaled
 from jaxnet.models.pooling import avg_pool, max_pool
 
@@ -156,11 +157,10 @@ class ResNet(nn.Module):
 
 def conv(x: jax.Array, channels: int, size: int, stride: int, dtype: str, name: str) -> jax.Array:
     """A convolution without bias, padded by half its size on every side (Flax's 'SAME' is another at stride 2)."""
-    padding = ((size // 2, size // 2),) * 2
-    layer = nn.Conv(
-        channels, (size, size), (stride, stride), padding, use_bias=False, dtype=dtype, kernel_init=kaiming, name=name
+    layer = Convolution(
+        channels, (size, size), stride, size // 2, use_bias=False, dtype=dtype, kernel_init=kaiming, name=name
     )
-    return cast(jax.Array, layer(x))
+    return layer(x)
 
 
 def resnet18(num_classes: int = 1000, **fields: Any) -> ResNet:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, ExampleDropout, batch_norm, normal_init, require_positive, scaled
 from jaxnet.models.pooling import adaptive_avg_pool, max_pool
 
@@ -65,7 +66,7 @@ class VGG(nn.Module):
         init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
         channels = scaled(channels, self.width)
         name = f"features_{place}"
-        x = nn.Conv(channels, (3, 3), padding=1, dtype=self.dtype, kernel_init=init, name=name)(x)
+        x = Convolution(channels, (3, 3), padding=1, dtype=self.dtype, kernel_init=init, name=name)(x)
         if not self.norm:
             return x
         return batch_norm(self.norm_axes, self.dtype, train=train, name=f"features_{place + 1}")(x)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, scaled
 
 start = nn.initializers.truncated_normal(0.02)
@@ -104,7 +105,7 @@ class PatchEmbedding(nn.Module):
             )
         size = (self.patch, self.patch)
         lecun = nn.initializers.lecun_normal()
-        x = nn.Conv(self.dim, size, size, "VALID", dtype=self.dtype, kernel_init=lecun, name="proj")(images)
+        x = Convolution(self.dim, size, self.patch, "VALID", dtype=self.dtype, kernel_init=lecun, name="proj")(images)
         return x.reshape(batch, -1, self.dim)
 
 

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
-from jaxnet.models import Model
+from jaxnet.models import Model, network_options
 from jaxnet.training.evaluation import EvalStepFn, Totals
 from jaxnet.training.loss import Batch, Pixels, correct
 
@@ -38,7 +38,8 @@ def make_ensemble_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalSte
 
     everywhere = replicated(mesh)
     shardings = (everywhere, everywhere, everywhere, split_by_example(mesh))
-    return jax.jit(step, in_shardings=shardings, out_shardings=everywhere)
+    options = network_options(mesh.devices.flat[0].platform)
+    return jax.jit(step, in_shardings=shardings, out_shardings=everywhere, compiler_options=options)
 
 
 def evaluate_ensemble(

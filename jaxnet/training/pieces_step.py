@@ -21,6 +21,7 @@ from jaxnet.comm.pieces.launch import (
     lower_launch,
 )
 from jaxnet.comm.pieces.messages import Messages, messages_of
+from jaxnet.models import network_options
 from jaxnet.training.device_step import Metrics, one_message, update_state
 from jaxnet.training.finite import SKIPPED, Skip
 from jaxnet.training.gradients import example_keys, loss_gradient
@@ -67,7 +68,8 @@ class LoweredPieces(NamedTuple):
 
     def compile(self) -> CompiledPieces:
         """Compile each program once."""
-        return CompiledPieces(self.launch.compile(), self.update.compile(), self.launch.mesh, self.others)
+        launch = self.launch.compile(network_options(self.launch.mesh.devices.flat[0].platform))
+        return CompiledPieces(launch, self.update.compile(), self.launch.mesh, self.others)
 
     def as_text(self) -> str:
         """All programs, in the order in which they are launched."""

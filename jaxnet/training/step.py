@@ -26,6 +26,7 @@ from jaxnet.comm import (
     scheduled,
     split_by_example,
 )
+from jaxnet.models import network_options
 from jaxnet.training.device_step import Metrics, StepFn, device_step, global_step, mean_plan, one_message
 from jaxnet.training.finite import Skip
 from jaxnet.training.layout import OWN, Layout
@@ -237,6 +238,7 @@ def _jit(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
         donate_argnums=0,
         in_shardings=(everywhere, split_by_example(mesh)),
         out_shardings=(everywhere, everywhere),
+        compiler_options=network_options(mesh.devices.flat[0].platform),
     )
 
 
@@ -276,4 +278,5 @@ def _pmap(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
 
 
 def _options(mesh: Mesh) -> dict[str, str | int | bool]:
-    return compiler_options(mesh.devices.flat[0].platform)
+    platform = mesh.devices.flat[0].platform
+    return {**compiler_options(platform), **network_options(platform)}

@@ -2,6 +2,7 @@
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +83,25 @@ def test_the_gradient_of_a_maximum_goes_to_the_one_place():
     winners = by_loops(np.asarray(x), 3, 2, 1, True, lambda inside, _: inside.max((1, 2))).ravel()
     expected = [np.count_nonzero(winners == value) for value in np.ravel(x)]
     np.testing.assert_array_equal(np.ravel(gradient), expected)
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+def test_of_equals_the_first_has_the_gradient_as_in_xla(size, stride, padding):
+    x = jnp.asarray(np.random.RandomState(0).randint(-1, 2, (2, 7, 8, 3)), "float32")
+    sides = ((padding, padding),) * 2
+
+    def gradient(pool):
+        outputs, pull = jax.vjp(pool, x)
+        return outputs, pull(jnp.arange(1.0, outputs.size + 1).reshape(outputs.shape))[0]
+
+    got = gradient(lambda x: max_pool(x, size, stride, padding))
+    wanted = gradient(lambda x: nn.max_pool(x, (size, size), (stride, stride), sides))
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+def test_not_a_number_stays_one():
+    x = jnp.zeros((1, 4, 4, 1)).at[0, 1, 2, 0].set(jnp.nan)
+    assert np.isnan(max_pool(x, 2, 2)).ravel().tolist() == [False, True, False, False]
 
 
 def test_an_image_smaller_than_a_window_is_the_users_mistake():

@@ -7,7 +7,7 @@ program waits for the one that the same thread launched before, so sums are laun
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
@@ -100,11 +100,12 @@ class LoweredLaunch(NamedTuple):
     sums: list[jax.stages.Lowered]
     mesh: Mesh
 
-    def compile(self) -> Launch:
-        """Compile each program once."""
+    def compile(self, compiler_options: Mapping[str, str | bool] | None = None) -> Launch:
+        """Compile each program once; with `compiler_options`, as `jax.jit` takes them, each piece."""
         sums = {id(lowered): lowered for lowered in self.sums}
         compiled = {key: lowered.compile() for key, lowered in sums.items()}
-        pieces = [(piece, lowered.compile()) for piece, lowered in self.pieces]
+        options = None if compiler_options is None else dict(compiler_options)
+        pieces = [(piece, lowered.compile(compiler_options=options)) for piece, lowered in self.pieces]
         return Launch(pieces, [compiled[id(lowered)] for lowered in self.sums], self.mesh)
 
     def as_text(self) -> str:

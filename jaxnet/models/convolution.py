@@ -1,0 +1,69 @@
+"""The convolution of every network here: one of 1x1 is a matrix product, and is computed as one."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
+from flax.typing import Initializer
+from jax import lax
+
+Padding = str | int | Sequence[tuple[int, int]]
+
+_DIMS = ("NHWC", "HWIO", "NHWC")
+
+
+class Convolution(nn.Module):
+    """`flax.linen.Conv` for images, with the same parameters and initial values.
+
+    Attributes:
+        features: channels of the result.
+        kernel_size: height and width.
+        strides: of both dimensions.
+        padding: 'SAME', 'VALID', or what to add on every side, or (before, after) each dimension.
+        feature_group_count: groups of channels that do not see each other.
+        use_bias: add a bias.
+        dtype: of computation; the parameters are float32.
+        kernel_init: of the kernel, [height, width, channels / groups, features].
+        bias_init: of the bias, [features].
+    """
+
+    features: int
+    kernel_size: tuple[int, int]
+    strides: int = 1
+    padding: Padding = "SAME"
+    feature_group_count: int = 1
+    use_bias: bool = True
+    dtype: str = "float32"
+    kernel_init: Initializer = nn.initializers.lecun_normal()
+    bias_init: Initializer = nn.initializers.zeros
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """[batch, height, width, channels] to [batch, height', width', features]."""
+        shape = (*self.kernel_size, images.shape[-1] // self.feature_group_count, self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None
+        images, kernel, bias = promote_dtype(images, kernel, bias, dtype=self.dtype)
+        outputs = convolve(images, kernel, self.strides, self.padding, self.feature_group_count)
+        return outputs if bias is None else outputs + bias[None, None, None]
+
+
+def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: Padding, groups: int = 1) -> jax.Array:
+    """`lax.conv_general_dilated` of [batch, height, width, channels] and [height, width, channels / groups, features].
+
+    XLA takes a kernel of 1x1 for a convolution like any other. On CPUs its gradient is then a convolution by a kernel
+    as large as the image: 16 to 80 GFLOP/s on 2 cores, where the same product of matrices has 70 to 300.
+
+    >>> images = jnp.arange(8.0).reshape(1, 2, 2, 2)
+    >>> convolve(images, jnp.ones((1, 1, 2, 1)), stride=1, padding="VALID").ravel().tolist()
+    [1.0, 5.0, 9.0, 13.0]
+    """
+    added = ((padding, padding),) * 2 if isinstance(padding, int) else padding
+    adds_nothing = isinstance(added, str) or not any(before or after for before, after in added)
+    if kernel.shape[:2] == (1, 1) and groups == 1 and adds_nothing:
+        return jnp.dot(images[:, ::stride, ::stride], kernel[0, 0])
+    return lax.conv_general_dilated(
+        images, kernel, (stride, stride), added, dimension_numbers=_DIMS, feature_group_count=groups
+    )
