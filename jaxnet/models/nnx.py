@@ -1,11 +1,16 @@
 """A Flax NNX module as a pure model."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
-from flax import nnx
 
 from jaxnet.models.model import Model, PyTree, Variables
+
+if TYPE_CHECKING:
+    from flax import nnx  # in the functions, since few use it and it is a fifth of the imports of a start
 
 
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
@@ -20,6 +25,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     Raises:
         ValueError: the module keeps random state (`nnx.Dropout`), which would differ by device.
     """
+    from flax import nnx
+
     graph, params_like, random, stats_like = _split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
     if jax.tree.leaves(random):
         raise ValueError(
@@ -45,11 +52,15 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
 
 def _split(module: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
+    from flax import nnx
+
     parts: tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State] = nnx.split(module, nnx.Param, nnx.RngState, ...)  # type: ignore[assignment]
     return parts
 
 
 def _filled(like: nnx.State, values: PyTree) -> nnx.State:
+    from flax import nnx
+
     state = jax.tree.map(lambda leaf: leaf, like)
     nnx.replace_by_pure_dict(state, values)
     return state
