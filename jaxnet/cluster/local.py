@@ -5,12 +5,13 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
 from jaxnet.cluster.restarting import Restarting
-from jaxnet.cluster.supervise import Rank, supervise
+from jaxnet.cluster.supervise import Ended, Rank, supervise
 from jaxnet.errors import InputError
 
 
@@ -25,8 +26,8 @@ def launch_local(
     """Run `command` as that many processes and return the job's exit status, see `supervise`.
 
     With `devices_per_process`, each process emulates that many CPU devices. With `max_restarts`, a job that fails is
-    started again, see `Restarts`, and with `min_processes` at last with fewer, see `Restarting`; a program of ours
-    goes on from its last checkpoint.
+    started again, see `Restarts`, and with `min_processes` at last with fewer; a program of ours goes on from its last
+    checkpoint.
     """
     whole = find_command(command)
 
@@ -38,8 +39,29 @@ def launch_local(
     if max_restarts == 0:
         return supervise(ranks(processes), grace_seconds)
     with tempfile.TemporaryDirectory(prefix="jaxnet-") as folder:
-        job = Restarting(ranks, Path(folder), grace_seconds, max_restarts, min_processes)
-        return job.run(processes)
+        members = _Processes(ranks, processes, processes if min_processes is None else min_processes)
+        return Restarting(members, Path(folder), grace_seconds, max_restarts).run()
+
+
+class _Processes:
+    """Those of an attempt: one less when the same one fails every time, or when they cannot share the batch."""
+
+    def __init__(self, ranks: Callable[[int], Sequence[Rank]], processes: int, fewest: int) -> None:
+        self._ranks, self._processes, self._fewest = ranks, processes, fewest
+        self._started_with = processes
+
+    def gather(self, attempt: int) -> Sequence[Rank]:
+        return self._ranks(self._processes)
+
+    def without(self, failed: Ended, *, always: bool, began: bool) -> str | None:
+        unfit = self._processes < self._started_with and not began
+        if self._processes <= self._fewest or not (always or unfit):
+            return None
+        self._processes -= 1
+        return f"{self._processes} processes"
+
+    def await_more(self, over: threading.Event) -> str:
+        return ""
 
 
 def find_command(command: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 Times are those of `time.monotonic`, which all processes of a host share.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ class Progress(NamedTuple):
 def noted(environ: Mapping[str, str]) -> Callable[[int], None]:
     """A function that takes the number of each step that is done, and writes it where the launcher looks.
 
-    It costs a few microseconds, and nothing where no launcher looks.
+    It costs a few microseconds, and nothing where no launcher looks, or what it named cannot be written.
     """
     if not (path := environ.get(PROGRESS)):
         return lambda step: None
@@ -44,10 +45,11 @@ class _Writer:
         self._began = ""
 
     def note(self, step: int) -> None:
-        if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._began = f"{step} {time.monotonic()!r}"
-        os.pwrite(self._file, f"{self._began} {step}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # what a launcher does not learn is no reason to end a run
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._began = f"{step} {time.monotonic()!r}"
+            os.pwrite(self._file, f"{self._began} {step}\n".encode(), 0)
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -1,99 +1,147 @@
-"""A job that is started again after it failed, and what became of each attempt."""
+"""A job that is started again after it failed, or with more, and what became of each attempt."""
 
+import functools
 import queue
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from jaxnet.cluster.progress import PROGRESS, furthest, read_progress
-from jaxnet.cluster.restarts import Attempt, Decision, Restarts, report
-from jaxnet.cluster.supervise import Rank, describe, exit_status, run_together, signals_to
+from jaxnet.cluster.restarts import TOLD_TO_END, Attempt, Restarts, report
+from jaxnet.cluster.supervise import Ended, Rank, Stop, describe, exit_status, run_together, signals_to
+from jaxnet.errors import InputError
 
 ATTEMPT = "JAXNET_ATTEMPT"
 """The number of this start of the job, from 1; set by a launcher that restarts."""
+
+_FIRST_STEP_SECONDS = 1.0  # between two looks whether it was done
+
+
+class Members(Protocol):
+    """Who takes part in a job, which may be others in each attempt."""
+
+    def gather(self, attempt: int) -> Sequence[Rank] | str:
+        """The processes of an attempt; or why there can be none now."""
+
+    def without(self, failed: Ended, *, always: bool, began: bool) -> str | None:
+        """With whom to go on where the budget is used up, in words; None: with nobody.
+
+        `always` says that no other failed, and `began` that a step was done.
+        """
+
+    def await_more(self, over: threading.Event) -> str:
+        """Wait until more could take part than now, and say who; empty when it is `over`, or nobody can come."""
 
 
 class Restarting:
     """Runs a job until it ends well, may not be started again, or is told to end.
 
-    When the same rank has used up the restarts, it goes on with a process less, as long as that leaves `fewest`.
-
     Args:
-        ranks: makes the processes of an attempt, of which there are so many.
+        members: who takes part.
         folder: where they write their progress.
         grace_seconds: see `run_together`.
         max_restarts: see `Restarts`.
-        fewest: processes with which the job may go on.
     """
 
-    def __init__(
-        self,
-        ranks: Callable[[int], Sequence[Rank]],
-        folder: Path,
-        grace_seconds: float,
-        max_restarts: int,
-        fewest: int | None = None,
-    ) -> None:
-        self._ranks, self._folder, self._grace_seconds = ranks, folder, grace_seconds
-        self._most, self._fewest = max_restarts, fewest
+    def __init__(self, members: Members, folder: Path, grace_seconds: float, max_restarts: int) -> None:
+        self._members, self._folder, self._grace_seconds = members, folder, grace_seconds
+        self._most, self._restarts = max_restarts, Restarts(max_restarts)
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._attempts: list[Attempt] = []
+        self._status = 0
 
-    def run(self, processes: int) -> int:
-        """The exit status: 0, or that of the first rank that failed in the last attempt."""
-        self._processes, self._started_with = processes, processes
-        self._restarts = Restarts(self._most)
+    def run(self) -> int:
+        """The exit status: 0, or that of the first rank that failed in the last attempt.
+
+        Raises InputError when those who are needed never come.
+        """
         with signals_to(self._signals.put):
-            while self._goes_on(self._attempt()):
+            while (ranks := self._gathered()) is not None and self._goes_on(self._attempt(ranks)):
                 pass
-        failure = self._attempts[-1].result.failure
         if len(self._attempts) > 1:
             for line in report(self._attempts):
-                _say(line)
-        return 0 if failure is None else exit_status(failure.returncode)
+                say(line)
+        return self._status
 
-    def _attempt(self) -> Attempt:
+    def _gathered(self) -> Sequence[Rank] | None:
+        """The processes of the next attempt, waited for; None: there is none."""
+        while isinstance(found := self._members.gather(len(self._attempts) + 1), str):
+            decision = self._restarts.absent()
+            if decision.wait is None and not self._attempts:
+                raise InputError(f"{found}; {decision.why}")
+            if decision.wait is None:
+                say(f"{found}; not started again: {decision.why}")
+                self._status = self._status or 1
+                return None
+            say(f"{found}; asked again in {decision.wait:g} s")
+            if self._told_to_end(decision.wait):
+                return None
+        return None if self._told_to_end(0.0) else found
+
+    def _attempt(self, ranks: Sequence[Rank]) -> Attempt:
         number, started = len(self._attempts) + 1, time.monotonic()
-        ranks = [(rank, self._folder / f"{number}-{rank.index}") for rank in self._ranks(self._processes)]
-        result = run_together([_told(rank, number, path) for rank, path in ranks], self._grace_seconds)
-        done = furthest([read_progress(path) for _, path in ranks])
+        paths = [self._folder / f"{number}-{rank.index}" for rank in ranks]
+        told = [_told(rank, number, path) for rank, path in zip(ranks, paths, strict=True)]
+        result = run_together(told, self._grace_seconds, functools.partial(self._watching, paths))
+        done = furthest([read_progress(path) for path in paths])
         self._attempts.append(Attempt(result, result.at - started, done))
         return self._attempts[-1]
 
+    @contextmanager
+    def _watching(self, paths: Sequence[Path], stop: Stop) -> Iterator[None]:
+        over = threading.Event()
+        growing = threading.Thread(target=self._grow, args=(paths, stop, over), daemon=True)
+        growing.start()
+        try:
+            yield
+        finally:
+            over.set()
+            growing.join()
+
+    def _grow(self, paths: Sequence[Path], stop: Stop, over: threading.Event) -> None:
+        """Stop the attempt when more could take part in the next, once it has done a step and can save."""
+        who = self._members.await_more(over)
+        while who and not over.wait(_FIRST_STEP_SECONDS):
+            if any(read_progress(path) for path in paths):
+                say(f"{who}; all save and start again, attempt {len(self._attempts) + 2}")
+                stop()
+                return
+
     def _goes_on(self, attempt: Attempt) -> bool:
         """Whether there is to be another attempt; returns when it is time for it."""
-        if attempt.result.failure is None:
-            return False
-        what = describe(attempt.result.failure, attempt.result.others)
+        result = attempt.result
+        if result.failure is None:
+            self._status = 0
+            return result.stopped and not result.signalled
+        self._status = exit_status(result.failure.returncode)
+        what = describe(result.failure, result.others)
         decision = self._restarts.after(attempt)
-        if decision.wait is None and self._with_fewer(attempt, decision):
-            _say(f"{what}; {decision.why}: on with {self._processes} processes, attempt {len(self._attempts) + 1}")
-            return not self._told_to_end(0.0)
-        if decision.wait is None:
-            _say(f"{what}; not started again: {decision.why}")
+        if decision.wait is not None:
+            say(f"{what}; all start again in {decision.wait:g} s, attempt {len(self._attempts) + 1}")
+            return not self._told_to_end(decision.wait)
+        began = attempt.progress is not None
+        if decision.why == TOLD_TO_END or not (
+            others := self._members.without(result.failure, always=decision.fewer, began=began)
+        ):
+            say(f"{what}; not started again: {decision.why}")
             return False
-        _say(f"{what}; all start again in {decision.wait:g} s, attempt {len(self._attempts) + 1}")
-        return not self._told_to_end(decision.wait)
-
-    def _with_fewer(self, attempt: Attempt, decision: Decision) -> bool:
-        """Whether the next attempt is to have a process less; a number that the batch cannot be split by is passed."""
-        if self._fewest is None or self._processes <= self._fewest or attempt.result.signalled:
-            return False
-        unfit = self._processes < self._started_with and attempt.progress is None
-        if not decision.fewer and not unfit:
-            return False
-        self._processes -= 1
+        say(f"{what}; {decision.why}: on with {others}, attempt {len(self._attempts) + 1}")
         self._restarts = Restarts(self._most)
-        return True
+        return not self._told_to_end(0.0)
 
     def _told_to_end(self, seconds: float) -> bool:
         """Whether a signal comes within that time, or has come between two attempts."""
         try:
-            self._signals.get(timeout=seconds)
+            number = self._signals.get(timeout=seconds)
         except queue.Empty:
             return False
+        if not self._attempts:
+            self._status = exit_status(-number)
         return True
 
 
@@ -101,5 +149,6 @@ def _told(rank: Rank, attempt: int, progress: Path) -> Rank:
     return replace(rank, environment={**rank.environment, ATTEMPT: str(attempt), PROGRESS: str(progress)})
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A word of the launcher's own, between the lines of its processes."""
     print(f"launch: {line}", file=sys.stderr, flush=True)

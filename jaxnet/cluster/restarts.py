@@ -12,6 +12,8 @@ from jaxnet.errors import BAD_INPUT_STATUS
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
 _SENT_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+_SENT_ON_ANOTHER_HOST = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+_CONNECTION_LOST = 255  # as ssh says it
 _LONGEST_QUOTE = 160
 TOLD_TO_END = "it was told to end"
 
@@ -53,7 +55,7 @@ class Restarts:
     _used: int = 0
     _first: int = 0
     _mistake: str | None = None
-    _ranks: frozenset[int] = frozenset()
+    _failed: frozenset[str] = frozenset()
 
     def after(self, attempt: Attempt) -> Decision:
         """Whether there is another attempt, and when."""
@@ -65,11 +67,18 @@ class Restarts:
         if self._mistake is not None and self._mistake == before:
             return Decision(None, "it failed twice in the same way, which a restart does not mend")
         if attempt.progress is not None and attempt.progress.first > self._first:
-            self._used, self._first, self._ranks = 0, attempt.progress.first, frozenset()
-        self._ranks |= {failure.index}
+            self._used, self._first, self._failed = 0, attempt.progress.first, frozenset()
+        self._failed |= {failure.where or str(failure.index)}
+        return self._again(fewer=len(self._failed) == 1)
+
+    def absent(self) -> Decision:
+        """Whether those who are needed and are not there are asked again, and when: out of the same budget."""
+        return self._again(fewer=False)
+
+    def _again(self, fewer: bool) -> Decision:
         if self._used >= self.most:
             why = f"{self.most} restarts without progress are used up (--max-restarts)"
-            return Decision(None, why, fewer=len(self._ranks) == 1)
+            return Decision(None, why, fewer)
         self._used += 1
         return Decision(min(_FIRST_WAIT_SECONDS * 2 ** (self._used - 1), _LONGEST_WAIT_SECONDS))
 
@@ -90,19 +99,24 @@ def report(attempts: list[Attempt]) -> list[str]:
 def _line(attempts: list[Attempt]) -> str:
     result, seconds, progress = attempts[0]
     step = "before its first step" if progress is None else f"at step {progress.step}"
-    if result.failure is None:
-        return f"ended well after {seconds:.1f} s, {step}"
     began = next((later.progress.began for later in attempts[1:] if later.progress is not None), None)
     after = "" if began is None else f"; the next step came {began - result.at:.1f} s later"
-    own = result.last_line if result.failure.returncode not in _SENT_FROM_OUTSIDE else ""
+    if result.failure is None:
+        how = "stopped to go on with more" if result.stopped and len(attempts) > 1 else "ended well"
+        return f"{how} after {seconds:.1f} s, {step}{after}"
+    own = "" if _was_killed(result.failure) else result.last_line
     said = f" ({own[:_LONGEST_QUOTE]})" if own else ""
     return f"{how_it_ended(result.failure)}, {step}{said}{after}"
 
 
 def _mistake(attempt: Attempt, failure: Ended) -> str | None:
     """What makes a failure one that would come again: its way and words, without the numbers in them."""
-    if failure.returncode in _SENT_FROM_OUTSIDE:
+    if _was_killed(failure) or (failure.where and failure.returncode == _CONNECTION_LOST):
         return None
     if attempt.progress is not None and failure.returncode != BAD_INPUT_STATUS:
         return None
     return f"{failure.returncode} {re.sub(r'[0-9]+', '#', attempt.result.last_line)}"
+
+
+def _was_killed(failure: Ended) -> bool:
+    return failure.returncode in (_SENT_ON_ANOTHER_HOST if failure.where else _SENT_FROM_OUTSIDE)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -25,11 +25,12 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Rank:
-    """One process to run: its number in the job, its command, its whole environment."""
+    """One process to run: its number in the job, its command, its whole environment, its host if that is another."""
 
     index: int
     command: Sequence[str]
     environment: Mapping[str, str]
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Ended:
     index: int
     returncode: int
     seconds: float
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Result:
         at: when it failed, or the job ended, as `time.monotonic` has it.
         last_line: the last that the one that failed wrote to stderr.
         signalled: whether this process was told to end the job.
+        stopped: whether what ran beside it had it stop.
     """
 
     failure: Ended | None
@@ -58,6 +61,12 @@ class Result:
     at: float
     last_line: str
     signalled: bool
+    stopped: bool = False
+
+
+Stop = Callable[[], None]
+Beside = Callable[[Stop], AbstractContextManager[None]]
+_STOP = "stop"
 
 
 def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
@@ -69,7 +78,7 @@ def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
     return exit_status(result.failure.returncode)
 
 
-def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> Result:
+def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0, beside: Beside | None = None) -> Result:
     """Run `ranks` until all have ended.
 
     Every line of output is passed on at once, behind `[index] `. When one fails, the others get SIGTERM and,
@@ -77,9 +86,12 @@ def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> Result:
     stuck in a collective does not die of it.) SIGINT and SIGTERM are passed on to the ranks themselves, not
     to what they started: a data worker that is ended first would break its rank's orderly stop. A second
     signal kills. Nothing survives this process, see `jaxnet.cluster.tether`.
+
+    `beside` is entered while they run, with a function that asks all to stop in good order, by SIGTERM.
     """
     job = _Job(grace_seconds)
-    with signals_to(lambda number: job.events.put(signal.Signals(number))):
+    other = beside(lambda: job.events.put(_STOP)) if beside else nullcontext()
+    with signals_to(lambda number: job.events.put(signal.Signals(number))), other:
         for rank in ranks:
             job.launch(rank)
         job.watch()
@@ -111,12 +123,15 @@ def how_it_ended(ended: Ended) -> str:
 
     >>> how_it_ended(Ended(0, 2, 1.0))
     'rank 0 exited with status 2 after 1.0 s'
+    >>> how_it_ended(Ended(1, 255, 1.0, "node2"))
+    'rank 1 on node2 exited with status 255 after 1.0 s'
     """
     if ended.returncode < 0:
         how = f"was killed by {signal.Signals(-ended.returncode).name} ({-ended.returncode})"
     else:
         how = f"exited with status {ended.returncode}"
-    return f"rank {ended.index} {how} after {ended.seconds:.1f} s"
+    where = f" on {ended.where}" if ended.where else ""
+    return f"rank {ended.index}{where} {how} after {ended.seconds:.1f} s"
 
 
 class _Job:
@@ -125,14 +140,14 @@ class _Job:
     def __init__(self, grace_seconds: float) -> None:
         self.grace_seconds = grace_seconds
         # SimpleQueue: a signal handler may put into it at any moment.
-        self.events: queue.SimpleQueue[Ended | signal.Signals] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Ended | signal.Signals | str] = queue.SimpleQueue()
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self._failure: Ended | None = None
         self._others = 0
         self._at = 0.0
         self._last_lines: dict[int, bytes] = {}
         self._deadline: float | None = None
-        self._signalled = False
+        self._signalled = self._stopped = False
         self._unread = False
         self._pumps: list[threading.Thread] = []
         self._writing = threading.Lock()
@@ -161,7 +176,7 @@ class _Job:
         assert process.stderr is not None
         self._pump(rank.index, process.stdout, sys.stdout.buffer)
         self._pump(rank.index, process.stderr, sys.stderr.buffer, self._last_lines)
-        threading.Thread(target=self._await_end, args=(rank.index, process), daemon=True).start()
+        threading.Thread(target=self._await_end, args=(rank, process), daemon=True).start()
 
     def watch(self) -> None:
         """Handle events until no process runs."""
@@ -175,8 +190,11 @@ class _Job:
                 continue
             if isinstance(event, Ended):
                 self._on_end(event)
-            else:
+            elif isinstance(event, signal.Signals):
                 self._on_signal(event)
+            else:
+                self._stopped = True
+                self._send_all(signal.SIGTERM)
 
     def finish(self) -> None:
         """Pass on what was written last, and let the keeper go."""
@@ -189,7 +207,8 @@ class _Job:
     def result(self) -> Result:
         failed = -1 if self._failure is None else self._failure.index
         last_line = self._last_lines.get(failed, b"").decode(errors="replace").strip()
-        return Result(self._failure, self._others, self._at or time.monotonic(), last_line, self._signalled)
+        at = self._at or time.monotonic()
+        return Result(self._failure, self._others, at, last_line, self._signalled, self._stopped)
 
     def _on_end(self, ended: Ended) -> None:
         group = self.running.pop(ended.index).pid
@@ -251,10 +270,10 @@ class _Job:
             self._unread = True
             self.events.put(signal.SIGTERM)
 
-    def _await_end(self, index: int, process: subprocess.Popen[bytes]) -> None:
+    def _await_end(self, rank: Rank, process: subprocess.Popen[bytes]) -> None:
         started = time.monotonic()
         returncode = process.wait()
-        self.events.put(Ended(index, returncode, time.monotonic() - started))
+        self.events.put(Ended(rank.index, returncode, time.monotonic() - started, rank.where))
 
 
 def _kill_group(group: int) -> None:

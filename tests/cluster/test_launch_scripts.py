@@ -16,7 +16,7 @@ from jaxnet.cluster.launchers.kubernetes import KubernetesJob, manifest
 from jaxnet.cluster.launchers.mpi import MpiJob, mpi_script
 from jaxnet.cluster.launchers.sky import SkyJob, sky_task
 from jaxnet.cluster.launchers.slurm import SlurmJob, slurm_script
-from jaxnet.cluster.launchers.ssh import _HERE, SshJob, orders, ssh_command
+from jaxnet.cluster.launchers.ssh_job import HERE, SshJob, orders, ssh_command
 from jaxnet.cluster.launchers.tpu import TpuJob, tpu_script
 from support.stand_ins import make_stand_ins, run_script, show_command
 
@@ -123,7 +123,7 @@ def test_ssh(tmp_path, stand_ins, words, value, name):
     folder = folder_of(tmp_path, name)
     job = SshJob(show_command(stand_ins, words), folder, [Host("n1"), Host("n2", slots=2)], {"VALUE": value})
     order = orders(job, Address("n1", 77), None)[0]
-    lines = [json.dumps((_HERE / "ssh_agent.py").read_text()), json.dumps(order)]
+    lines = [json.dumps((HERE / "ssh_agent.py").read_text()), json.dumps(order)]
     done = subprocess.Popen(
         ssh_command(Host("n1"), sys.executable, None),
         env=stand_ins,

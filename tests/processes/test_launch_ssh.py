@@ -88,7 +88,8 @@ if os.uname().nodename == "host1": sys.exit(7)
 while True: signal.pause()
 '''
 from jaxnet.cluster.launchers.hosts import Host
-from jaxnet.cluster.launchers.ssh import SshJob, launch_ssh
+from jaxnet.cluster.launchers.ssh import launch_ssh
+from jaxnet.cluster.launchers.ssh_job import SshJob
 from pathlib import Path
 job = SshJob([sys.executable, "-c", text], folder, [Host("host0"), Host("host1")],
              dict(PYTHONUNBUFFERED="1"), config=Path(folder, "ssh_config"), grace_seconds=0.2)

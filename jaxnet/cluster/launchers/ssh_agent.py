@@ -3,8 +3,10 @@
 It travels over the connection as text and imports nothing of ours, so that a host needs no more for it than
 Python. After its text, its input is one order (a line of JSON), and then a line now and then: the name of a signal
 to pass on, or nothing, which says that the launcher is still there. When the input ends, or nothing comes for
-a minute, the processes are killed with all that they started. Nothing goes through a terminal, which would mix
+too long, the processes are killed with all that they started. Nothing goes through a terminal, which would mix
 up output and errors, and no value through a shell.
+
+Asked to, it tells between the lines of output how far its processes have come, which they write into private files.
 """
 
 import ctypes
@@ -14,14 +16,16 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_SILENCE_SECONDS = 60.0
 _DRAIN_SECONDS = 2.0
+_TELL_SECONDS = 0.5
 _LONGEST_LINE = 1 << 20
 
 
@@ -36,8 +40,19 @@ class Agent:
         self._pumps: list[threading.Thread] = []
         self._status = 0
         self._kill_at = float("inf")
+        self._silence: float = order["silence_seconds"]
+        self._told = ""
+        self._ended = threading.Event()
 
     def run(self) -> int:
+        if not self._order["mark"]:
+            return self._run()
+        with tempfile.TemporaryDirectory(prefix="jaxnet-") as folder:
+            for own in self._order["own"]:
+                own["JAXNET_PROGRESS_FILE"] = f"{folder}/{own['JAX_PROCESS_ID']}"
+            return self._run()
+
+    def _run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _frame: self._events.put(("line", signal.Signals(number).name)))
         try:
@@ -50,7 +65,7 @@ class Agent:
             self._kill()
             return 1
         self._watch_all()
-        silent_at = time.monotonic() + _SILENCE_SECONDS
+        silent_at = time.monotonic() + self._silence
         while self._running:
             left = min(self._kill_at, silent_at) - time.monotonic()
             try:
@@ -60,11 +75,12 @@ class Agent:
             if kind == "ended":
                 self._on_end(*what)
             elif kind == "line":
-                silent_at = time.monotonic() + _SILENCE_SECONDS
+                silent_at = time.monotonic() + self._silence
                 self._signal(what)
             else:
                 self._kill()
-                self._kill_at = silent_at = time.monotonic() + _SILENCE_SECONDS
+                self._kill_at = silent_at = time.monotonic() + self._silence
+        self._ended.set()
         give_up = time.monotonic() + _DRAIN_SECONDS
         for pump in self._pumps:
             pump.join(max(give_up - time.monotonic(), 0))
@@ -89,10 +105,12 @@ class Agent:
         for process, own in zip(list(self._running.values()), self._order["own"], strict=True):
             prefix = f"[{own['JAX_PROCESS_ID']}] ".encode() if several else b""
             for source, sink in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
-                pump = threading.Thread(target=self._pass_on, args=(prefix, source, sink), daemon=True)
-                pump.start()
-                self._pumps.append(pump)
+                self._pumps.append(threading.Thread(target=self._pass_on, args=(prefix, source, sink), daemon=True))
             threading.Thread(target=self._await_end, args=(process,), daemon=True).start()
+        if self._order["mark"]:
+            self._pumps.append(threading.Thread(target=self._keep_telling, daemon=True))
+        for pump in self._pumps:
+            pump.start()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -122,9 +140,32 @@ class Agent:
 
     def _pass_on(self, prefix: bytes, source: Any, sink: Any) -> None:
         for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
-            with self._writing, suppress(OSError):  # of a connection that has ended
-                sink.write(prefix + line)
-                sink.flush()
+            self._write(sink, prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
+
+    def _write(self, sink: Any, line: bytes) -> None:
+        with self._writing, suppress(OSError):  # of a connection that has ended
+            sink.write(line)
+            sink.flush()
+
+    def _keep_telling(self) -> None:
+        while not self._ended.wait(_TELL_SECONDS):
+            self._tell()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say `MARK FIRST AGE STEP` once all have done a step, as `jaxnet.cluster.progress` has it, if it is news."""
+        found = []
+        for own in self._order["own"]:
+            try:
+                first, began, step = Path(own["JAXNET_PROGRESS_FILE"]).read_text().split()
+            except (OSError, ValueError):  # not yet
+                return
+            found.append((int(first), float(began), int(step)))
+        first, began, step = (max(values) for values in zip(*found, strict=True))
+        if self._told != (told := f"{first} {began} {step}"):
+            self._told = told
+            line = f"{self._order['mark']} {first} {time.monotonic() - began:.3f} {step}\n"
+            self._write(sys.stdout.buffer, line.encode())
 
 
 def _die_with_parent() -> None:
@@ -138,7 +179,5 @@ def _kill_group(group: int) -> None:
 
 
 if __name__ == "__main__":
-    status = Agent(json.loads(sys.stdin.buffer.readline())).run()
-    with suppress(OSError):
-        sys.stdout.flush()
-    os._exit(status)  # at once: a thread still reads the input
+    # At once: one thread still reads the input, and others may wait for a connection that takes no more output.
+    os._exit(Agent(json.loads(sys.stdin.buffer.readline())).run())

@@ -2,6 +2,8 @@
 
 It stands between the launcher and ssh because SIGTERM would end ssh and leave the remote processes to be killed:
 signals go to them as lines of input. It imports nothing of ours; its order is JSON in the variable JAXNET_SSH_ORDER.
+Lines that begin with the order's mark are no output: they say how far the processes have come, which goes into the file
+that the launcher reads, by this host's clock.
 """
 
 import json
@@ -11,22 +13,26 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_BEAT_SECONDS = 5.0
 _LONGEST_LINE = 1 << 20
 
 
-def connect(command: list[str], lines: list[str], log: Any) -> int:
-    """Run the ssh `command`, say `lines` to it and pass on signals; the result is the remote exit status."""
+def connect(command: list[str], lines: list[str], log: Any, beat_seconds: float, take: Callable[[bytes], bool]) -> int:
+    """Run the ssh `command`, say `lines` to it and pass on signals; the result is the remote exit status.
+
+    `take` gets each line of output first, and says whether it has taken it.
+    """
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: said.put(signal.Signals(number).name))
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     writing = threading.Lock()
     pumps = [
-        threading.Thread(target=_copy, args=(source, sink, log, writing), daemon=True)
+        threading.Thread(target=_copy, args=(source, sink, log, writing, take), daemon=True)
         for source, sink in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
     ]
     for pump in pumps:
@@ -35,7 +41,7 @@ def connect(command: list[str], lines: list[str], log: Any) -> int:
     _say(process, "".join(line + "\n" for line in lines))
     while process.poll() is None:
         try:
-            line = said.get(timeout=_BEAT_SECONDS)
+            line = said.get(timeout=beat_seconds)
         except queue.Empty:
             line = ""
         if line is not None:
@@ -57,8 +63,10 @@ def _say(process: "subprocess.Popen[bytes]", text: str) -> None:
         process.stdin.flush()
 
 
-def _copy(source: Any, sink: Any, log: Any, writing: threading.Lock) -> None:
+def _copy(source: Any, sink: Any, log: Any, writing: threading.Lock, take: Callable[[bytes], bool]) -> None:
     for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
+        if take(line):
+            continue
         with writing:
             if log is not None:
                 log.write(line)
@@ -67,10 +75,31 @@ def _copy(source: Any, sink: Any, log: Any, writing: threading.Lock) -> None:
                 sink.flush()
 
 
+class Progress:
+    """Takes the lines `MARK FIRST AGE STEP`, and writes what they say as `jaxnet.cluster.progress` does."""
+
+    def __init__(self, mark: str, path: str) -> None:
+        self._mark, self._path = mark.encode(), path
+        self._began = ""
+
+    def take(self, line: bytes) -> bool:
+        words = line.split()
+        if words[:1] != [self._mark] or len(words) != 4:
+            return False
+        first, age, step = (float(word) for word in words[1:])
+        self._began = self._began or f"{first:.0f} {time.monotonic() - age!r}"
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(file, f"{self._began} {step:.0f}\n".encode(), 0)
+        os.close(file)
+        return True
+
+
 if __name__ == "__main__":
     order = json.loads(os.environ.pop("JAXNET_SSH_ORDER"))
     log = open(order["log"], "ab", buffering=0) if order["log"] else None  # noqa: SIM115, PTH123 as long as the process
-    status = connect(order["ssh"], order["lines"], log)
+    path = os.environ.get("JAXNET_PROGRESS_FILE")
+    take = Progress(order["mark"], path).take if order["mark"] and path else lambda line: False
+    status = connect(order["ssh"], order["lines"], log, order["beat_seconds"], take)
     if status == 255:
         print(
             f"error: the connection to {order['host']} failed or was lost (ssh status 255)", file=sys.stderr, flush=True

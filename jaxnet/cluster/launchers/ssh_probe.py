@@ -1,4 +1,4 @@
-"""On the first host of `jaxnet launch ssh`, before all else: the address by which ssh reached it, and a free port."""
+"""On a host of `jaxnet launch ssh` that is asked whether it is there: where ssh reached it, and a free port."""
 
 import os
 import socket
