@@ -77,6 +77,9 @@ def _add_step(kinds: "Commands") -> None:
         "--bucket-bytes", type=_size, metavar="BYTES", help="for every strategy that has buckets of a set size"
     )
     parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="draw it too; needs matplotlib")
+    parser.add_argument(
+        "--trace", type=given_path, metavar="DIR", help="trace a few more steps of each, for `jaxnet timeline`"
+    )
 
 
 def _subcommand(
@@ -126,14 +129,17 @@ def run_step(args: argparse.Namespace) -> int:
     from jaxnet.cost.plot import check_plot, plot_steps
     from jaxnet.cost.step_bench import bench_steps
     from jaxnet.cost.tables import step_text
+    from jaxnet.cost.traces import check_trace
     from jaxnet.cost.workloads import named_workload
 
     if args.plot:
         check_plot(args.plot)
+    if args.trace:
+        check_trace(args.trace)
     strategies = {label: labelled_strategy(label, args.bucket_bytes) for label in args.strategy}
     workload = named_workload(args.model, args.batch)
     mesh = _start(args)
-    report = bench_steps(workload, strategies, mesh, args.rounds, args.steps_per_round)
+    report = bench_steps(workload, strategies, mesh, args.rounds, args.steps_per_round, args.trace)
     _print(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.plot and _prints():
         plot_steps(report, args.plot)

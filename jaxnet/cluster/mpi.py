@@ -18,6 +18,8 @@ from jaxnet.errors import InputError
 T = TypeVar("T")
 
 _TOGETHER_SECONDS = 2.0
+# What mpirun sets in each process, of Open MPI, of MPICH and Intel MPI, and of any with PMIx; and what srun sets.
+_STARTERS = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
 _LAG = 3  # calls: one more than the steps that a loop has in flight
 
 
@@ -108,9 +110,18 @@ class Flag:
 _joined: Ranks | None = None
 
 
-def join(world: Any) -> Ranks:
-    """The ranks of this communicator, from now on those that `leave` asks."""
+def join(world: Any, environ: Mapping[str, str] = os.environ) -> Ranks:
+    """The ranks of this communicator, from now on those that `leave` asks.
+
+    Raises:
+        InputError: there is one, and nobody has started it as one of a number: on each host it would train alone.
+    """
     global _joined
+    if world.size == 1 and not any(environ.get(name) for name in _STARTERS):
+        raise InputError(
+            "transport=mpi: neither mpirun nor srun has started this process, which would train alone: start as many as"
+            " there are to be, as in mpirun -n 2 python -m mpi4py train.py ..., or leave transport=xla"
+        )
     _joined = Ranks(world)
     return _joined
 

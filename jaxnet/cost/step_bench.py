@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
@@ -22,6 +23,7 @@ from jaxnet.cost.steps import (
     order_of,
     partial_gradient,
 )
+from jaxnet.cost.traces import trace_steps
 from jaxnet.cost.workloads import Workload
 
 _Key = tuple[str, str]
@@ -87,8 +89,18 @@ class Report:
         return asdict(self)
 
 
-def bench_steps(workload: Workload, strategies: Mapping[str, Strategy], mesh: Mesh, rounds: int, steps: int) -> Report:
-    """Measure every strategy (by label) in interleaved rounds; every process calls it with the same arguments."""
+def bench_steps(
+    workload: Workload,
+    strategies: Mapping[str, Strategy],
+    mesh: Mesh,
+    rounds: int,
+    steps: int,
+    trace: Path | None = None,
+) -> Report:
+    """Measure every strategy (by label) in interleaved rounds; every process calls it with the same arguments.
+
+    What is traced, into the directory `trace`, are steps after all that is timed.
+    """
     check_batch(workload, mesh)
     order = order_of(workload)
     footprints = {label: footprint(workload.shapes, order, s, mesh.shape) for label, s in strategies.items()}
@@ -97,6 +109,8 @@ def bench_steps(workload: Workload, strategies: Mapping[str, Strategy], mesh: Me
     before = {"+".join(axes): link_peak(mesh, axes) for axes in used}
     times = interleave(tasks, rounds, steps)
     peaks = {"+".join(axes): max(before["+".join(axes)], link_peak(mesh, axes)) for axes in used}
+    if trace:
+        trace_steps({label: tasks[label, "step"] for label in strategies}, trace)
     median = {key: statistics.median(values) for key, values in times.items()}
     base = median[next(iter(strategies)), "step"]
     return Report(

@@ -22,7 +22,7 @@ Run = list[Event]  # the events of one execution of a program
 
 
 def joined(trace: Trace) -> Trace:
-    """The same trace with one program for those of a step in pieces; unchanged if there are none.
+    """The same trace with one program in place of those of a step in pieces; unchanged if there are none.
 
     An instruction is called `PROGRAM.n:NAME` in the n-th run of its program in a step. Messages alike share a program,
     so the number of a bucket is that of its sum among those of the step.
@@ -50,7 +50,9 @@ def joined(trace: Trace) -> Trace:
         devices=max((program.devices for program in sums), default=0),
         axis_sizes=next((program.axis_sizes for program in sums if program.axis_sizes), {}),
     )
-    return trace._replace(programs={**trace.programs, NAME: whole}, events=[*trace.events, *events])
+    others = {key: program for key, program in trace.programs.items() if program.name not in _OURS}
+    events += [event for event in trace.events if event.program in others]
+    return trace._replace(programs={**others, NAME: whole}, events=events)
 
 
 def _steps(trace: Trace) -> Iterator[Sequence[Run]]:

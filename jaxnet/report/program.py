@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxnet.comm import HOST
 from jaxnet.comm.compiled.hlo import Found, collectives_in
 
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -37,7 +38,7 @@ class Program:
 
 def read_program(hlo: str) -> Program:
     """Read an optimized HLO text."""
-    found = {collective.name: collective for collective in collectives_in(hlo)}
+    found = {collective.name: collective for collective in collectives_in(hlo, every_device=True)}
     mesh = _MESH.search(hlo)
     return Program(
         name=hlo.removeprefix("HloModule ").partition(",")[0],
@@ -88,12 +89,14 @@ def scope_of(found: Found) -> str:
 def axes_of(found: Found, axis_sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes that a collective spans: those along which the devices that take part together differ.
 
-    Empty if its devices are not of this mesh.
+    Empty if its devices are not of this mesh. MPI carries across hosts, of which a mesh then has but one.
 
     >>> groups = frozenset({frozenset({0, 2}), frozenset({1, 3})})
     >>> axes_of(Found("all-reduce", groups, (("float32", 8),), 0, "psum.1", ""), {"host": 2, "device": 2})
     ('host',)
     """
+    if found.transport == "mpi":
+        return (HOST,)
     together = [set(group) for group in found.pairs or found.groups] or [set(range(math.prod(axis_sizes.values())))]
     sizes = list(axis_sizes.values())
     if max(map(max, together)) >= math.prod(sizes):

@@ -9,6 +9,7 @@ from jaxnet.cli.main import run
 from jaxnet.comm import KiB
 from jaxnet.cost import collectives
 from jaxnet.cost.shapes import SIZES, Sizes
+from jaxnet.report import read_traces, timeline
 from support.programs import launch
 from support.refusals import every, refused, says
 
@@ -113,15 +114,18 @@ JAXNET = [sys.executable, "-m", "jaxnet"]
 
 
 @pytest.mark.processes
-def test_two_processes_and_only_the_first_prints():
-    options = ["--model", "small", "--rounds", "2", "--steps-per-round", "1", "--strategy", "flat", "--json"]
-    with launch(*JAXNET, "bench", "step", *options) as job:
+def test_two_processes_trace_a_step_in_pieces_and_only_the_first_prints(tmp_path):
+    options = ["--model", "small", "--rounds", "2", "--steps-per-round", "1", "--strategy", "flat+pieces", "--json"]
+    with launch(*JAXNET, "bench", "step", *options, "--trace", str(tmp_path)) as job:
         assert job.finish() == 0, job.err
     said = [line for line in job.out if "Gloo" not in line]
     assert said
     assert all(line.startswith("[0] ") for line in said)
     found = json.loads("".join(line.removeprefix("[0] ") for line in said))
     assert found["mesh"] == {"host": 2, "device": 1}
+    made = timeline(read_traces(tmp_path / "flat+pieces"))
+    assert (made.program, len(made.steps)) == ("step in pieces", 3)
+    assert [(device.process, len(device.collectives)) for device in made.devices] == [(0, 1), (1, 1)]
 
 
 @pytest.mark.processes

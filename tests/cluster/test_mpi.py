@@ -1,7 +1,11 @@
 """What MPI's ranks say beside the gradients, without MPI: a communicator that is played."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from jaxnet.cluster import mpi
 from jaxnet.cluster import start as starting
 from jaxnet.cluster.mpi import Flag
 from jaxnet.errors import InputError
@@ -67,3 +71,26 @@ def test_mpi_that_cannot_be_had_is_an_input_error(kind, not_started):
 
     with pytest.raises(InputError, match=r"^transport=mpi: MPI is not here$"):
         starting.start_by_mpi(world)
+
+
+class One:
+    """A communicator of one rank, by itself or as started."""
+
+    rank, size = 0, 1
+
+    def Dup(self):
+        return self
+
+
+def test_a_process_that_no_mpirun_has_started_does_not_train_alone():
+    """As on each host where somebody starts train.py by hand."""
+    message = "^transport=mpi: neither mpirun nor srun has started this process, which would train alone: start as many"
+    with pytest.raises(InputError, match=message):
+        mpi.join(One(), {"PATH": "/bin", "PMI_RANK": ""})
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_NUM_TASKS"])
+def test_one_rank_that_was_asked_for_is_one_rank(name, monkeypatch):
+    monkeypatch.setattr(mpi, "_joined", None)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Query_thread=lambda: 3, THREAD_MULTIPLE=3))
+    assert mpi.join(One(), {name: "1"}).count == 1

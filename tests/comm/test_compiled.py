@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import KiB, all_reduce, bucketed, scattered
-from jaxnet.comm.compiled.hlo import collectives_in, groups_over, parse_groups
+from jaxnet.comm.compiled.groups import groups_over, parse_groups
+from jaxnet.comm.compiled.hlo import collectives_in
 
 LAYERS, WIDTH = 4, 64
 LAYER_BYTES = WIDTH * WIDTH * 4

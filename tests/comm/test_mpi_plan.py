@@ -72,24 +72,60 @@ CALL = (
 )
 
 
+def computation(name, *lines):
+    return [f"{name} (p: f32[8]) -> f32[8] {{", *lines, "}"]
+
+
+def in_program(*entry, of=()):
+    """The MPI calls that count in a program of these computations, and those of all devices; by name."""
+    text = "\n".join([*of, *computation("ENTRY %main", *entry)])
+    counted, all_ = hlo.collectives_in(text), hlo.collectives_in(text, every_device=True)
+    assert {item.transport for item in all_} == {"mpi"}
+    assert {item.arrays for item in all_} == {(("float32", 8),)}
+    return [item.name for item in counted], [item.name for item in all_]
+
+
+SWITCH = "  %{name} = f32[8]{{0}} conditional(%i, %x, %x), branch_computations={{%{one}, %{two}}}"
+LOOP = "  %loop = f32[8]{0} while(%x), condition=%until, body=%body"
+ONE = computation("%one", CALL.format(name="a", target="sendrecv"))
+TWO = computation("%two", CALL.format(name="b", target="sendrecv"))
+SWITCHED = SWITCH.format(name="switch", one="one", two="two")
+
+
 def test_calls_in_branches_of_a_switch_over_devices_count_once():
-    lines = [
-        "%one (p: f32[8]) -> f32[8] {",
-        CALL.format(name="a", target="sendrecv"),
-        "}",
-        "%two (p: f32[8]) -> f32[8] {",
-        CALL.format(name="b", target="sendrecv"),
-        "}",
-        "ENTRY %main (x: f32[8]) -> f32[8] {",
-        CALL.format(name="c", target="allreduce"),
-        "  %d = f32[8]{0} conditional(%i, %x, %x), branch_computations={%one, %two}",
-        "}",
-    ]
-    found = hlo.collectives_in("\n".join(lines))
-    assert [(item.name, item.kind, item.arrays, item.transport) for item in found] == [
-        ("a", "collective-permute", (("float32", 8),), "mpi"),
-        ("c", "all-reduce", (("float32", 8),), "mpi"),
-    ]
+    found = in_program(CALL.format(name="c", target="allreduce"), SWITCHED, of=[*ONE, *TWO])
+    assert found == (["a", "c"], ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        SWITCH.format(name="if", one="none", two="one"),
+        SWITCH.format(name="if", one="one", two="none"),
+        "  %if = f32[8] conditional(%b, %x, %x), true_computation=%none, false_computation=%one",
+    ],
+)
+def test_a_call_in_either_branch_of_a_condition_counts(condition):
+    assert in_program(condition, of=[*ONE, *computation("%none")]) == (["a"], ["a"])
+
+
+def test_different_calls_of_two_branches_both_count():
+    other = computation("%other", CALL.format(name="o", target="allreduce"))
+    condition = SWITCH.format(name="if", one="one", two="other")
+    assert in_program(condition, of=[*ONE, *other]) == (["a", "o"], ["a", "o"])
+
+
+def test_a_switch_over_devices_in_a_condition_in_a_loop_counts_once():
+    inner = computation("%inner", SWITCHED)
+    body = computation("%body", SWITCH.format(name="if", one="none", two="inner"))
+    found = in_program(LOOP, of=[*ONE, *TWO, *inner, *computation("%none"), *body])
+    assert found == (["a"], ["a", "b"])
+
+
+def test_of_several_programs_each_has_names_of_its_own():
+    switch = "\n".join(["HloModule p", *ONE, *TWO, *computation("ENTRY %main", SWITCHED)])
+    plain = "\n".join(["HloModule q", *computation("ENTRY %main", CALL.format(name="b", target="sendrecv"))])
+    assert [item.name for item in hlo.collectives_in(f"{switch}\n{plain}")] == ["a", "b"]
 
 
 def test_a_sum_by_xla_does_not_stand_for_one_by_mpi():

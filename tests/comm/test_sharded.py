@@ -1,5 +1,7 @@
 """Values in parts: they are the sums, they come back whole, and they travel when they should."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,11 +71,18 @@ def there_and_back(way, mesh, shapes):
     return mapped(both, mesh, PER_DEVICE, (P(way.axes), PER_DEVICE))
 
 
+@functools.cache
+def compiled(way, shape):
+    """`there_and_back` of the example; `way` by name."""
+    values = example(shape)
+    return there_and_back(WAYS[way], grid(shape), shapes_of(values)).lower(values).compile()
+
+
 @every_mesh
-@every_way
+@pytest.mark.parametrize("way", WAYS)
 def test_parts_are_the_sum_and_every_device_gathers_the_same(way, shape):  # L1, L3, L4
-    mesh, values, devices = grid(shape), example(shape), shape[0] * shape[1]
-    parts, gathered = jax.device_get(there_and_back(way, mesh, shapes_of(values))(values))
+    values, devices = example(shape), shape[0] * shape[1]
+    parts, gathered = jax.device_get(compiled(way, shape)(values))
     for part, whole, wanted in zip(*map(jax.tree.leaves, (parts, gathered, total(values))), strict=True):
         flat = wanted.reshape(-1)
         assert part.shape == (-(-flat.size // devices) * devices,)
@@ -83,20 +92,18 @@ def test_parts_are_the_sum_and_every_device_gathers_the_same(way, shape):  # L1,
 
 
 @every_mesh
-@every_way
+@pytest.mark.parametrize("way", WAYS)
 def test_compiled_collectives_are_the_planned_ones(way, shape):  # L6
-    mesh, values = grid(shape), example(shape)
-    shapes = shapes_of(values)
-    hlo = there_and_back(way, mesh, shapes).lower(values).compile().as_text()
-    planned = way.plan(shapes, mesh.shape).collectives
-    check = comm.verify(hlo, planned, mesh.shape)
+    mesh = grid(shape)
+    planned = WAYS[way].plan(shapes_of(example(shape)), mesh.shape).collectives
+    check = comm.verify(compiled(way, shape).as_text(), planned, mesh.shape)
     assert check.ok, check.explain()
     assert not check.extra
     assert (len(planned) == 0) == (shape == (1, 1))
 
 
 @every_way
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(tree=trees())
 def test_any_tree(way, tree: Trees):  # L1 and L5 together
     values = tree.values((2, 2))

@@ -13,9 +13,12 @@ from jaxnet.cost.plot import check_plot, plot_steps
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.step_bench import bench_steps, make_figures
 from jaxnet.cost.tables import step_text
+from jaxnet.cost.traces import check_trace, trace_directory
 from jaxnet.cost.workloads import named_workload
 from jaxnet.errors import InputError
+from jaxnet.report import read_traces, timeline
 
+LABELS = ("xla", "flat", "ddp:4KiB", "zero")
 WORKLOAD = replace(named_workload("small"), sizes=Sizes(leaves=((16, 16),) * 8, example=(16,), batch=8))
 
 
@@ -33,13 +36,17 @@ def test_a_line_by_hand():
 
 
 @pytest.fixture(scope="module")
-def report():
+def traces(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def report(traces):
     patch = pytest.MonkeyPatch()
     patch.setattr(step_bench, "link_peak", lambda mesh, axes: 1e9)
     mesh = comm.make_mesh(2, jax.devices()[:8])
-    labels = ("xla", "flat", "ddp:4KiB", "zero")
     try:
-        return bench_steps(WORKLOAD, {label: labelled_strategy(label) for label in labels}, mesh, 3, 1)
+        return bench_steps(WORKLOAD, {label: labelled_strategy(label) for label in LABELS}, mesh, 3, 1, traces)
     finally:
         patch.undo()
 
@@ -78,6 +85,31 @@ def test_as_json_and_as_text(report):
     lines = step_text(report).splitlines()
     assert lines[0].startswith("small, 8 examples a host, mesh 2x4")
     assert [line.split()[0] for line in lines[-4:]] == ["xla", "flat", "ddp:4KiB", "zero"]
+
+
+@pytest.mark.parametrize(
+    ("label", "kinds"),
+    [
+        ("xla", {"all-reduce"}),
+        ("flat", {"all-reduce"}),
+        ("ddp:4KiB", {"all-reduce"}),
+        ("zero", {"reduce-scatter", "all-gather"}),
+    ],
+)
+def test_each_strategy_leaves_a_trace_of_its_own_steps(report, traces, label, kinds):
+    made = timeline(read_traces(trace_directory(traces, label)))
+    assert len(made.steps) == 3
+    assert len(made.devices) == 8
+    for device in made.devices:
+        assert {timed.kind for timed in device.collectives} == kinds
+
+
+def test_a_directory_of_traces_is_made_before_anything_is_measured(tmp_path):
+    check_trace(tmp_path / "new" / "traces")
+    assert (tmp_path / "new" / "traces").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"--trace .*file: cannot be made a directory: File exists"):
+        check_trace(tmp_path / "file")
 
 
 def test_a_plot_is_written(report, tmp_path):

@@ -174,7 +174,27 @@ def contract():
         "odd_length": said(ValueError, mpi_all_reduce().plan, jax.ShapeDtypeStruct((3,), "float32"), mesh.shape),
         "unknown": said(ValueError, functools.partial(mpi_all_reduce, algorithm="star")),
         "half_in_library": said(ValueError, half_in_library, mesh),
+        "in_a_branch": [c.ok and not c.extra for c in (in_a_branch(mesh, first) for first in (True, False))],
     }
+
+
+def in_a_branch(mesh, first):
+    """The check of a program that sums in a branch of a condition, in a loop."""
+    reducer = mpi_all_reduce(algorithm="library")
+
+    def travel(x):
+        return jax.lax.pcast(reducer.reduce(x, ())[0], "host", to="varying")
+
+    def once(x, _):
+        branches = (travel, jnp.tanh) if first else (jnp.tanh, travel)
+        return jax.lax.cond(x[0] > 0, *branches, x), None
+
+    mapped = jax.shard_map(
+        lambda x: jax.lax.scan(once, x, None, length=3)[0], mesh=mesh, in_specs=P(comm.AXES), out_specs=P(comm.AXES)
+    )
+    text = jax.jit(mapped).lower(jnp.ones(4 * mesh.size)).compile().as_text()
+    planned = reducer.plan(jax.ShapeDtypeStruct((4,), "float32"), mesh.shape).collectives
+    return comm.verify(text, planned, mesh.shape)
 
 
 def half_in_library(mesh):
@@ -203,6 +223,7 @@ def test_contract_of_a_reducer():
             assert "bucketed" in result["odd_length"]
             assert "library, tree, ring" in result["unknown"]
             assert "algorithm='ring' or 'tree'" in result["half_in_library"]
+            assert result["in_a_branch"] == [True, True]  # L6
 
 
 def run_strategies():

@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
 
 from support.mpirun import MpiProgram, missing
-from support.programs import ROOT, await_gone
+from support.programs import ROOT, Program, await_gone
 from support.training_runs import CONFIG, Place, metrics, saved_steps, summary
 
 pytestmark = [
@@ -149,6 +150,21 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
         assert program.status() == 1
         assert "ZeroDivisionError: rank 1 has had enough" in program.err
         await_gone(*ranks)
+
+
+def test_without_mpirun_nobody_trains_alone(tmp_path):
+    with Program([sys.executable, *arguments(tmp_path, *SHORT)]) as program:
+        assert program.finish() == 2
+    [said] = [line for line in program.err if line.startswith("error: ")]
+    assert "neither mpirun nor srun has started this process, which would train alone" in said
+    assert "Traceback" not in "".join(program.err)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_one_rank_is_a_run_of_one(tmp_path):
+    program = finish(tmp_path, *SHORT, ranks=1)
+    assert (summary(tmp_path)["processes"], summary(tmp_path)["steps"]) == (1, STEPS)
+    assert any(line.split() == "each device sends 0 bytes a step".split() for line in program.out), program.out
 
 
 def test_variables_of_jax_are_refused_beside_mpirun(tmp_path):

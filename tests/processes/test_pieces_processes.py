@@ -1,4 +1,8 @@
-"""Mode 'pieces' across processes: the losses and the reducers' states of mode 'shard_map', and errors that surface."""
+"""Mode 'pieces' across processes: losses and states of mode 'shard_map', runs that continue, errors that surface."""
+
+import os
+import shutil
+import signal
 
 import jax
 import numpy as np
@@ -7,8 +11,10 @@ import pytest
 from jaxnet import comm
 from jaxnet.comm.pieces.launch import Summed, lower_launch
 from support import tiny
+from support.checkpointing import assert_same_bits
+from support.paced_digits import SAVE_EVERY, STEPS
 from support.ranks import Ranks
-from support.training_runs import TWO, losses
+from support.training_runs import TWO, arrays, finish, losses, metrics, pid_of, saved_steps, start, summary
 
 pytestmark = pytest.mark.processes
 
@@ -66,6 +72,40 @@ def test_an_error_in_the_helper_thread_is_raised_and_the_next_call_works():
         assert ranks.results() == [["TypeError", [[3] * 3, [5] * 3, [7] * 3]]] * 2
 
 
+WAY = ("bucket_bytes=65536", "batch_norm=local")
+
+
 def test_the_loss_curve_of_a_run_is_that_of_one_program(run):
-    way = ("strategy=ddp", "bucket_bytes=65536", "batch_norm=local")
+    way = ("strategy=ddp", *WAY)
     np.testing.assert_allclose(losses(run(TWO, *way, "mode=pieces")), losses(run(TWO, *way)), rtol=1e-5)
+
+
+def test_stopped_and_continued_it_ends_as_unbroken(run, tmp_path):
+    """To the last bit: parameters, what the optimizer keeps, and the reducers' states, which int8 has."""
+    way = ("strategy=int8", *WAY, "mode=pieces")
+    with start(tmp_path, TWO, *way, PACE_SECONDS="0.1") as program:
+        program.wait_for(f"[0] step {SAVE_EVERY + 2:>6}/{STEPS}")
+        os.kill(pid_of(program, 1), signal.SIGTERM)
+        assert program.finish() == 0, program.err
+    stopped = summary(tmp_path)["steps"]
+    assert SAVE_EVERY < stopped < STEPS
+    assert saved_steps(tmp_path)[-1] == stopped
+    program = finish(tmp_path, TWO, *way)
+    assert f"[0] continuing {tmp_path} from step {stopped}" in program.out
+    unbroken = run(TWO, *way)
+    assert any("comm" in name for name in arrays(unbroken))
+    assert_same_bits(arrays(tmp_path), arrays(unbroken))
+    assert losses(tmp_path).tolist() == losses(unbroken).tolist()
+    assert metrics(tmp_path, "test") == metrics(unbroken, "test")
+
+
+def test_it_continues_what_one_program_of_another_strategy_began(run, tmp_path):
+    began = run(TWO, "strategy=ddp", *WAY)
+    workdir = shutil.copytree(began, tmp_path / "copy")
+    for step in saved_steps(workdir)[1:]:
+        shutil.rmtree(workdir / f"checkpoints/{step:06d}")
+    way = ("strategy=hierarchical", *WAY, "mode=pieces", "--allow-config-change")
+    program = finish(workdir, TWO, *way)
+    assert f"[0] continuing {workdir} from step {SAVE_EVERY}" in program.out
+    np.testing.assert_allclose(losses(workdir), losses(began), rtol=1e-5)
+    assert (summary(workdir)["strategy"], summary(workdir)["finished"]) == ("hierarchical", True)

@@ -87,6 +87,25 @@ def test_the_axes_of_a_collective(attributes, axes):
     assert axes_of(found, {"host": 1, "device": 1}) == ()
 
 
+def test_mpi_carries_across_hosts():
+    """Each device's own call is one of the program's collectives."""
+    call = '  %{} = (f32[8]{{0}}, token[]) custom-call(%x, %t), custom_call_target="mpi_allreduce_ffi"'
+    lines = [
+        "%one (p: f32[8]) -> f32[8] {",
+        call.format("a"),
+        "}",
+        "%two (p: f32[8]) -> f32[8] {",
+        call.format("b"),
+        "}",
+    ]
+    lines += ["ENTRY %main (x: f32[8]) -> f32[8] {"]
+    lines += ["  %s = f32[8]{0} conditional(%i, %x, %x), branch_computations={%one, %two}", "}"]
+    program = read_program("\n".join(lines))
+    assert set(program.collectives) == {"a", "b"}
+    assert program.enclosing == {"s"}
+    assert {axes_of(found, {"host": 1, "device": 2}) for found in program.collectives.values()} == {("host",)}
+
+
 @pytest.mark.parametrize(
     ("op_name", "scope", "bucket"),
     [

@@ -1,14 +1,13 @@
 """Reading the collectives out of an optimized HLO text."""
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-Groups = frozenset[frozenset[int]]
-Pairs = frozenset[tuple[int, int]]
+from jaxnet.comm.compiled.groups import Groups, Pairs, parse_groups, parse_pairs
 
 _DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
@@ -19,12 +18,8 @@ _DTYPES = {
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\(")
 _COLLECTIVE = re.compile(r"^(all-reduce|reduce-scatter|all-gather|collective-permute|all-to-all)(-start)?$")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
-_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
-_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TARGET = re.compile(r'custom_call_target="(\w+)"')
 _MPI_CALLS = {"mpi_allreduce_ffi": "all-reduce", "mpi_sendrecv_ffi": "collective-permute"}
@@ -58,21 +53,28 @@ class Found:
     transport: str = "xla"
 
 
-def collectives_in(hlo: str) -> list[Found]:
+def collectives_in(hlo: str, *, every_device: bool = False) -> list[Found]:
     """The collectives of a compiled program (`jax.jit(f).lower(...).compile().as_text()`), in schedule order.
 
     Sizes count the whole message, as `Collective.elements` does. Collectives over groups of one device
-    move nothing and are left out. MPI calls of which each device makes its own, in a branch of a conditional, count
-    once. Of several programs, one text behind the other, what one computes counts for the next.
+    move nothing and are left out. Those in a loop, or in a branch of a conditional, count once each, as in a plan. Of
+    several programs, one text behind the other, what one computes counts for the next.
+
+    Args:
+        hlo: the text.
+        every_device: give the MPI calls of all devices of this process. Each makes its own, in a branch of a
+            conditional over devices; otherwise those of the first stand for all.
     """
     found: list[Found] = []
+    others: set[int] = set()
+    within = defaultdict[str, list[Found]](list)  # MPI calls of a computation, those in what it calls included
     compute, before, heavy, computation = 0, 0, set[str](), ""
-    other_devices = {name.lstrip("%") for names in _BRANCHES.findall(hlo) for name in names.split(", ")[1:]}
     for line in hlo.splitlines():
         # Computations stand before those that call them, the entry last.
         if line.startswith("HloModule"):
             before = compute
             heavy.clear()
+            within.clear()
         elif header := _COMPUTATION.match(line):
             computation, compute = header[1], before if line.startswith("ENTRY") else 0
         elif match := _INSTRUCTION.match(line):
@@ -80,13 +82,34 @@ def collectives_in(hlo: str) -> list[Found]:
                 found.extend(_found(line, match, compute))
                 compute = 0
             elif kind := _mpi_call(line):
-                if computation not in other_devices:
-                    found.append(_found_call(line, match, kind, compute))
+                found.append(_found_call(line, match, kind, compute))
+                within[computation].append(found[-1])
                 compute = 0
-            elif match["op"] in _HEAVY or heavy.intersection(_CALLED.findall(line)):
-                heavy.add(computation)
-                compute += 1
-    return found
+            else:
+                called = _called(line)
+                calls = [within[name] for name in called]
+                if match["op"] == "conditional" and _alike(calls):
+                    others.update(id(call) for branch in calls[1:] for call in branch)
+                    calls = calls[:1]
+                within[computation] += itertools.chain(*calls)
+                if match["op"] in _HEAVY or heavy.intersection(called):
+                    heavy.add(computation)
+                    compute += 1
+    return found if every_device else [each for each in found if id(each) not in others]
+
+
+def _called(line: str) -> list[str]:
+    """Names of the computations that an instruction runs; of a conditional its branches, in order."""
+    names = _CALLED.findall(line)
+    for branches in _BRANCHES.findall(line):
+        names += [name.strip(" %") for name in branches.split(",")]
+    return names
+
+
+def _alike(branches: Sequence[Sequence[Found]]) -> bool:
+    """Whether branches make the same MPI calls, as those of devices do, each with communicators of its own."""
+    made = [[(call.kind, call.arrays) for call in branch] for branch in branches]
+    return len(made) > 1 and bool(made[0]) and all(calls == made[0] for calls in made)
 
 
 def _found(line: str, match: re.Match[str], compute: int) -> Iterator[Found]:
@@ -128,77 +151,3 @@ def _arrays(shape: str, kind: str, *, started: bool, size: int) -> tuple[tuple[s
     if kind == "reduce-scatter":
         arrays = [(dtype, elements * size) for dtype, elements in arrays]
     return tuple(arrays)
-
-
-def parse_groups(line: str) -> Groups:
-    """Device groups of a collective, from any of the notations that XLA prints.
-
-    >>> sorted(map(sorted, parse_groups("replica_groups={{0,1},{2,3}}")))
-    [[0, 1], [2, 3]]
-    >>> sorted(map(sorted, parse_groups("replica_groups=[2,2]<=[2,2]T(1,0)")))
-    [[0, 2], [1, 3]]
-    >>> sorted(map(sorted, parse_groups("replica_groups=mesh['host'=2,'device'=2] {'host'}")))
-    [[0, 2], [1, 3]]
-    """
-    if match := _LISTED.search(line):
-        lists = re.findall(r"\{([\d,]*)\}", match[1])
-        return frozenset(frozenset(int(n) for n in ids.split(",") if n) for ids in lists)
-    if match := _IOTA.search(line):
-        shape, source = _ints(match[1]), _ints(match[2])
-        ids = np.arange(math.prod(source)).reshape(source)
-        if match[3]:
-            ids = ids.transpose(_ints(match[3]))
-        return frozenset(frozenset(group) for group in ids.reshape(shape).tolist())
-    if match := _MESH.search(line):
-        sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", match[1])}
-        return groups_over(tuple(re.findall(r"'([^']+)'", match[2])), sizes)
-    return frozenset()
-
-
-def parse_pairs(line: str) -> Pairs:
-    """Senders and receivers of a collective-permute.
-
-    >>> sorted(parse_pairs("source_target_pairs={{0,1},{1,0}}"))
-    [(0, 1), (1, 0)]
-    """
-    match = _PAIRS.search(line)
-    return frozenset((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", match[1])) if match else frozenset()
-
-
-def _ints(text: str) -> list[int]:
-    return [int(n) for n in text.split(",")]
-
-
-def groups_over(axes: tuple[str, ...], axis_sizes: Mapping[str, int], within: Sequence[Sequence[int]] = ()) -> Groups:
-    """The groups that a collective over `axes` makes of a mesh: places that differ only along `axes`.
-
-    With `within`, each of them is cut into groups of its places.
-
-    >>> sorted(map(sorted, groups_over(("device",), {"host": 2, "device": 2})))
-    [[0, 1], [2, 3]]
-    >>> sorted(map(sorted, groups_over(("device",), {"host": 1, "device": 4}, [[0, 2], [1, 3]])))
-    [[0, 2], [1, 3]]
-    """
-    rows = _rows(axes, axis_sizes)
-    within = within or [range(rows.shape[1])]
-    return frozenset(frozenset(row[list(group)].tolist()) for row in rows for group in within)
-
-
-def pairs_over(axes: tuple[str, ...], axis_sizes: Mapping[str, int], pairs: Iterable[tuple[int, int]]) -> Pairs:
-    """Senders and receivers in the whole mesh of a permute along `axes`.
-
-    >>> sorted(pairs_over(("device",), {"host": 2, "device": 2}, [(0, 1)]))
-    [(0, 1), (2, 3)]
-    """
-    rows, pairs = _rows(axes, axis_sizes), list(pairs)
-    return frozenset((int(row[a]), int(row[b])) for row in rows for a, b in pairs)
-
-
-def _rows(axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> np.ndarray:
-    """Places of the mesh [others, along axes]: a row holds those that differ only along `axes`, in their order."""
-    names = list(axis_sizes)
-    ids = np.arange(math.prod(axis_sizes.values())).reshape([axis_sizes[name] for name in names])
-    spanned = [names.index(axis) for axis in axes]
-    kept = [dim for dim in range(len(names)) if dim not in spanned]
-    width = math.prod(axis_sizes[axis] for axis in axes)
-    return ids.transpose(kept + spanned).reshape(-1, width)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxnet.comm.collective import Collective
-from jaxnet.comm.compiled.hlo import Found, Groups, Pairs, collectives_in, groups_over, pairs_over
+from jaxnet.comm.compiled.groups import Groups, Pairs, groups_over, pairs_over
+from jaxnet.comm.compiled.hlo import Found, collectives_in
 
 _Key = tuple[str, str, Groups | Pairs, str, int]
 
