@@ -13,7 +13,7 @@ collect_ignore = [] if importlib.util.find_spec("cv2") else ["jaxnet/data/photos
 # Set before any device is used; one process has one device count.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time of a test would be LLVM's. What XLA itself makes of a program is the same, and so are these tests.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 

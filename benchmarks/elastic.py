@@ -28,8 +28,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from elastic_digits import BATCH, SEED, STEPS  # noqa: E402 (needs the path)
-
+from benchmarks.elastic_digits import BATCH, SEED, STEPS  # noqa: E402 (needs the path)
 from jaxnet.data import Digits  # noqa: E402
 from jaxnet.data.order import example_ids  # noqa: E402
 

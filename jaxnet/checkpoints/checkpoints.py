@@ -12,7 +12,6 @@ complete and sealed when it got that name, whenever the processes are killed.
 import itertools
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from jaxnet.checkpoints.failures import LOST, why_not
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
 from jaxnet.checkpoints.lock import Lost
+from jaxnet.checkpoints.noise import silence_orbax
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
@@ -87,7 +87,7 @@ class Checkpoints:
         name = self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step whose checkpoint equals the present state
-        logging.getLogger("absl").addFilter(_not_orbax_error)
+        silence_orbax()
         self._orbax = ocp.AsyncCheckpointer(
             ocp.StandardCheckpointHandler(),
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._consensus.meet),
@@ -282,8 +282,3 @@ def not_shared(root: Path, blind: Sequence[int]) -> InputError:
         f"the checkpoint directory {root} is not shared: process {', '.join(map(str, blind))} does not see what "
         "process 0 writes there; use a directory on a file system that all hosts mount"
     )
-
-
-def _not_orbax_error(record: logging.LogRecord) -> bool:
-    """Orbax logs a failed write with tracebacks from each of its threads, and raises it: `wait` tells it."""
-    return record.levelno < logging.ERROR or f"{os.sep}orbax{os.sep}" not in record.pathname

@@ -93,11 +93,13 @@ def _examination(args: argparse.Namespace) -> "Examination":
 
     from jaxnet.training.config_file import load_config
     from jaxnet.training.config_keys import flatten
+    from jaxnet.training.fingerprint import decoder
 
     config = load_config(args.config, args.overrides)
     workdir = args.workdir or Path("runs") / Path(args.config).stem  # as train.py
     settings = {key: json.dumps(value) for key, value in flatten(config).items()}
-    return replace(whole, workdir=workdir, config=settings, data=functools.partial(_open_data, config))
+    data = functools.partial(_open_data, config)
+    return replace(whole, workdir=workdir, config=settings, installed=decoder(config), data=data)
 
 
 def _open_data(config: "Config") -> str:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Show where the time of a run went, from the ledger in its workdir: start-up, compile, data wait, step, evaluation,
-checkpoint; work that was lost and done again, and the time from an attempt's last sign of life to the next start.
+checkpoint; work that was lost and done again, and the time from an attempt's last sign of life to the next start; what
+each rank needs for a step, and which of them hold the others up.
 goodput = time of steps that were not done again / time since the first start."""
 
 _EXAMPLES = """\

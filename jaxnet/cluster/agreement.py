@@ -1,4 +1,4 @@
-"""Whether all processes run the same thing: the same configuration, code and packages.
+"""What all processes say, and whether they run the same thing: the same configuration, code and packages.
 
 The values travel through the coordination service, or from host to host by MPI, not through device
 collectives: processes with different versions of jaxlib or another number of devices would hang or crash
@@ -8,6 +8,7 @@ in those, and that is just what has to be reported.
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxnet.cluster import coordination
 from jaxnet.cluster.ranks import ranks
@@ -26,23 +27,31 @@ def check_agreement(cluster: Cluster, fingerprint: Mapping[str, str], timeout_se
 
     >>> check_agreement(Cluster(), {"jax": "0.12.0"})
     """
-    if cluster.process_count == 1:
-        return
-    if cluster.ranks:
-        given = cluster.ranks.given_by_all(dict(fingerprint))
-    else:
-        given = _given_by_all(cluster, fingerprint, timeout_seconds)
+    given = given_by_all(cluster, dict(fingerprint), timeout_seconds, about="what it runs")
     if difference := describe_difference(given):
         raise InputError(difference)
 
 
-def _given_by_all(cluster: Cluster, fingerprint: Mapping[str, str], timeout_seconds: float) -> list[dict[str, str]]:
+def given_by_all(cluster: Cluster, value: Any, timeout_seconds: float = 300.0, *, about: str) -> list[Any]:
+    """The `value` of every process, in their order, as JSON carries it.
+
+    Every process calls this the same number of times. Raises InputError when some have not said theirs in time; `about`
+    names it.
+
+    >>> given_by_all(Cluster(), {"damaged": [3]}, about="what it has met")
+    [{'damaged': [3]}]
+    """
+    if cluster.process_count == 1:
+        return [value]
+    if cluster.ranks:
+        return cluster.ranks.given_by_all(value)
     folder = f"jaxnet/agreement/{next(_calls)}"
-    coordination.publish(f"{folder}/{cluster.process_index}", json.dumps(dict(fingerprint)))
+    coordination.publish(f"{folder}/{cluster.process_index}", json.dumps(value))
     if not coordination.wait_for_all(f"{folder}-given", timeout_seconds):
-        raise InputError(_missing(cluster.process_count, coordination.read_all(folder), timeout_seconds))
+        raise InputError(_missing(cluster.process_count, coordination.read_all(folder), about, timeout_seconds))
     given = coordination.read_all(folder)
-    coordination.wait_for_all(f"{folder}-read", timeout_seconds)
+    if coordination.wait_for_all(f"{folder}-read", timeout_seconds) and cluster.process_index == 0:
+        coordination.forget(folder)
     return [json.loads(given[str(index)]) for index in range(cluster.process_count)]
 
 
@@ -64,6 +73,6 @@ def describe_difference(fingerprints: Sequence[Mapping[str, str]]) -> str | None
     return f"the processes differ: {'; '.join(parts)}; give all the same" if parts else None
 
 
-def _missing(count: int, given: Mapping[str, str], timeout_seconds: float) -> str:
+def _missing(count: int, given: Mapping[str, str], about: str, timeout_seconds: float) -> str:
     absent = [index for index in range(count) if str(index) not in given]
-    return f"{ranks(absent)} of {count} did not say what it runs within {timeout_seconds:g} s"
+    return f"{ranks(absent)} of {count} did not say {about} within {timeout_seconds:g} s"

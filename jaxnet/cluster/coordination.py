@@ -33,6 +33,11 @@ def read_all(folder: str) -> dict[str, str]:
     return {key.rsplit("/", 1)[1]: value for key, value in _client().key_value_dir_get(folder)}
 
 
+def forget(folder: str) -> None:
+    """Delete everything published under `folder`/."""
+    _client().key_value_delete(f"{folder}/")
+
+
 def await_value(key: str, timeout_seconds: float) -> str | None:
     """What is published under `key`, as soon as it is; None when that took too long."""
     try:

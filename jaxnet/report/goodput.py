@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnet.errors import InputError
+from jaxnet.report.stragglers import RankTimes, stragglers, times_from_json, times_line
 
 KINDS = ("start-up", "compile", "data wait", "step", "evaluation", "checkpoint", "other", "lost work", "restart")
 
@@ -23,6 +24,7 @@ class Attempt(NamedTuple):
         step: steps that were done at its last sign of life.
         seconds: spent by kind.
         ended: whether it ended by itself.
+        ranks: what each of them needed for a step, as far as they have said so.
     """
 
     attempt: int
@@ -34,6 +36,7 @@ class Attempt(NamedTuple):
     step: int
     seconds: dict[str, float]
     ended: bool
+    ranks: Sequence[RankTimes] = ()
 
 
 class Row(NamedTuple):
@@ -69,7 +72,8 @@ def read_ledger(path: Path) -> list[Attempt]:
     attempts: dict[int, Attempt] = {}
     for line in path.read_text(errors="replace").splitlines():
         try:
-            attempt = Attempt(**json.loads(line))
+            said = {"ranks": [], **json.loads(line)}
+            attempt = Attempt(**{**said, "ranks": times_from_json(said["ranks"])})
             attempts[attempt.attempt] = attempt._replace(seconds=dict(attempt.seconds))
         except (ValueError, TypeError):
             continue
@@ -113,6 +117,11 @@ def goodput_line(found: Goodput) -> str:
     )
 
 
+def ending_text(found: Goodput) -> str:
+    """What the end of an attempt says: the account in one line, and who held it up."""
+    return "\n".join([goodput_line(found), *map(str, stragglers(found.rows[-1].attempt.ranks))])
+
+
 def goodput_text(found: Goodput) -> str:
     """The account as a table, of seconds."""
     return "\n".join(_lines(found))
@@ -125,8 +134,17 @@ def goodput_json(found: Goodput) -> dict[str, Any]:
         "wall_seconds": found.wall_seconds,
         "useful_seconds": found.useful_seconds,
         "lost_steps": found.lost_steps,
-        "attempts": [row.attempt._asdict() | {"seconds": row.seconds} for row in found.rows],
+        "attempts": [
+            attempt_json(row.attempt)
+            | {"seconds": row.seconds, "stragglers": [each._asdict() for each in stragglers(row.attempt.ranks)]}
+            for row in found.rows
+        ],
     }
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """As JSON values."""
+    return attempt._asdict() | {"ranks": [each._asdict() for each in attempt.ranks]}
 
 
 def _lines(found: Goodput) -> Iterator[str]:
@@ -141,6 +159,10 @@ def _lines(found: Goodput) -> Iterator[str]:
         total = {kind: sum(row.seconds[kind] for row in found.rows) for kind in used}
         yield f"    all                {_cells(total, used)}"
     yield ""
+    for attempt, _ in found.rows:
+        if len(attempt.ranks) > 1:
+            yield f"attempt {attempt.attempt}: {times_line(attempt.ranks)}"
+        yield from (f"attempt {attempt.attempt}: {each}" for each in stragglers(attempt.ranks))
     yield goodput_line(found)
 
 

@@ -29,8 +29,9 @@ _SETTINGS: dict[str, object] = {
 def compile_cache(directory: Path) -> Iterator[None]:
     """Inside, JAX keeps what it compiles in `directory`, and takes from there what it compiled before.
 
-    Where a user has given JAX a directory of their own, that stays. Process 0 alone writes, which is JAX's rule;
-    hosts with other processors have places of their own, because the programs are made for one.
+    Where a user has given JAX a directory of their own, that stays. On the CPU every process writes its own programs,
+    elsewhere process 0 those of all; hosts with other processors have places of their own, because the programs are
+    made for one.
 
     Raises InputError for a directory that cannot be made, belongs to another user, or that others can write to.
     """

@@ -1,7 +1,8 @@
 """Compiled programs as files: each whole and as it was written, or not there.
 
 JAX's own files are written in place and not checked: one that a full disk or a kill has cut short stays for ever, and a
-flipped bit is run. This file is the only one that puts another store into JAX's place for it, which has no public name.
+flipped bit is run. And process 0 alone writes, but on the CPU a program's key is that of one process: the others would
+find nothing. This file is the only one that puts functions of ours into the place of JAX's, which have no public names.
 """
 
 import contextlib
@@ -9,12 +10,15 @@ import hashlib
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
-from jax._src import compilation_cache
+import jax
+from jax._src import compilation_cache, compiler, distributed
 from jax._src.compilation_cache_interface import CacheInterface
 
 _SEAL_BYTES = hashlib.sha256().digest_size
 _log = logging.getLogger("jaxnet")
+_process_0_writes = compiler._cache_write
 
 
 class CompiledFiles(CacheInterface):
@@ -59,5 +63,14 @@ class CompiledFiles(CacheInterface):
 def use(store: CacheInterface | None) -> None:
     """From now on JAX keeps its programs there; None: where its settings say."""
     compilation_cache.reset_cache()
+    compiler._cache_write = _process_0_writes if store is None else _every_process_writes  # type: ignore[assignment]
     if store is not None:
         compilation_cache._cache, compilation_cache._cache_initialized = store, True
+
+
+def _every_process_writes(key: str, seconds: float, name: str, backend: Any, executable: Any, *callbacks: Any) -> None:
+    if backend.platform != "cpu" or distributed.global_state.process_id == 0:
+        _process_0_writes(key, seconds, name, backend, executable, *callbacks)
+    elif not any(callbacks):  # a program that calls back holds addresses of this process
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # it cannot be written down
+            compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))

@@ -15,10 +15,10 @@ from jaxnet.models import Model, Variables
 from jaxnet.training.config import Config
 from jaxnet.training.ensemble_check import check_ensemble
 from jaxnet.training.hybrid import check_hybrid
+from jaxnet.training.integers import check_integers
 from jaxnet.training.loss_scale import check_scale
 from jaxnet.training.pieces_step import message_reducer
 from jaxnet.training.recipe_check import check_recipe
-from jaxnet.training.size_check import check_sizes
 from jaxnet.training.step import Mode
 
 _MOST_STEPS = 2**31  # the step is an int32
@@ -81,7 +81,7 @@ _RULES = (
 
 def check_config(config: Config) -> None:
     """Refuse what cannot run on any mesh, with any data."""
-    check_sizes(config)
+    check_integers(config)
     for rule in _RULES:
         for key in rule.keys:
             value = operator.attrgetter(key)(config)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -23,7 +23,6 @@ from jaxnet.comm import (
     Strategy,
     all_reduce,
     backward_order,
-    mesh_size,
     mpi_all_reduce,
     mpi_world,
     named_strategy,
@@ -37,17 +36,17 @@ from jaxnet.models import Model, Variables, abstract_variables, from_linen
 from jaxnet.training.config import Config
 from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
 from jaxnet.training.ensemble import ensemble_loss, ensemble_model, ensemble_optimizer
-from jaxnet.training.finite import guard_plan
 from jaxnet.training.groups import multipliers
-from jaxnet.training.hybrid import hybrid_strategy, layers_plan, param_kinds, sharded_layers
+from jaxnet.training.hybrid import hybrid_strategy, param_kinds, sharded_layers
 from jaxnet.training.initial import initial_values
 from jaxnet.training.layout import Layout, make_layout
-from jaxnet.training.local_step import Exchange, exchanged, local_optimizer, local_plan
+from jaxnet.training.local_step import Exchange, local_optimizer
 from jaxnet.training.loss import LossFn, classification_loss
 from jaxnet.training.loss_scale import needs_scale
 from jaxnet.training.norms import Parts
-from jaxnet.training.optimizer import learning_rate, make_optimizer, optimizer_plan
-from jaxnet.training.resolutions import Phase, batch_shapes_at, check_sizes, phases_of
+from jaxnet.training.optimizer import learning_rate, make_optimizer
+from jaxnet.training.resolutions import Phase, batch_shapes_at, check_resolutions, phases_of
+from jaxnet.training.sent import what_is_sent
 from jaxnet.training.sharded_dense import ShardedDense, with_sharded
 from jaxnet.training.state import TrainState, first_state
 from jaxnet.training.step import (
@@ -55,13 +54,10 @@ from jaxnet.training.step import (
     Step,
     StepOptions,
     make_train_step,
-    planned_collectives,
     scheduled_parts,
 )
 
 PyTree = Any
-
-_METRICS = 2  # loss and accuracy
 
 
 @dataclass(frozen=True)
@@ -121,36 +117,28 @@ class Experiment:
 def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     """Everything but arrays, or an InputError that names the key to change."""
     check_config(config)
-    strategy, mode = strategy_of(config)
-    sums, ranks = all_reduce, 1
-    if config.transport == "mpi":
-        sums, ranks = mpi_all_reduce, _ranks(mesh)
-        strategy = named_strategy(config.strategy, config.bucket_bytes, sums)
+    strategy, mode, sums, ranks = _transport(config, mesh)
     check_fit(config, mesh, source, ranks)
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
     model = as_model(config.model)
     phases = phases_of(config.resolutions, total_steps)
-    batch_shapes = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
-    batch_shapes = batch_shapes_at(batch_shapes, phases[-1].size)
+    of_data = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
+    batch_shapes = batch_shapes_at(of_data, phases[-1].size)
     image_shape = config.pixels.shape(source.image_shape)
     variables = _checked_variables(config, model, source, phases)
     order = _order(_loss(config, model), variables, batch_shapes)
     parts = None if strategy.sharded is None else Parts(variables.params, AXES)
     layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])
-    cut = None
-    if layers:
-        cut, parts = param_kinds(variables.params, layers), Parts(variables.params, (DEVICE,))
+    cut = param_kinds(variables.params, layers) if layers else None
+    if cut is not None:
+        parts = Parts(variables.params, (DEVICE,))
         strategy = hybrid_strategy(strategy, cut, order, config.bucket_bytes)
-    recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(config.optimizer)]
-    recipe, members = recipes[0], None
-    optimizer = make_optimizer(recipe, total_steps, parts)
-    if config.ensemble.on:
-        members = config.ensemble.members
-        model, optimizer = ensemble_model(model, members), ensemble_optimizer(recipes, total_steps, parts)
+    optimizer, rate = _optimizer(config, strategy, parts, total_steps, steps_per_epoch)
+    members = config.ensemble.members if config.ensemble.on else None
+    if members is not None:
+        model = ensemble_model(model, members)
         strategy = dataclasses.replace(strategy, sharded=strategy.sharded and stacked_parts(strategy.sharded))
-    if strategy.averaging is not None:
-        optimizer = local_optimizer(optimizer, strategy.averaging)
     # Parameters are all there when they are averaged: their order means nothing.
     reducer = scheduled(strategy, order) if strategy.averaging is None else strategy.reducer
     travels = scheduled_parts(strategy, order) or reducer
@@ -163,15 +151,12 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     )
     layout = make_layout(jax.eval_shape(make_first), optimizer, mesh, strategy, ensemble=config.ensemble.on, cut=cut)
     options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks, config.guard.skip)
-    train_model = with_sharded(as_model(config.model, () if mode == "jit" else norm_axes(config)), layers)
-    loss_fn = _loss(config, train_model)
-    loss_fn = loss_fn if members is None else ensemble_loss(loss_fn, members)
-    step = make_train_step(loss_fn, optimizer, strategy, mesh, options, layout)
-    sent = _sent(config, strategy, travels, layout, total_steps, mesh, sums, layers)
+    step = make_train_step(_step_loss(config, mode, layers), optimizer, strategy, mesh, options, layout)
+    sent = what_is_sent(config, strategy, travels, layout, total_steps, mesh, sums, layers)
     return Experiment(
         model=model,
         optimizer=optimizer,
-        learning_rate=learning_rate(recipe, total_steps),
+        learning_rate=rate,
         strategy=strategy,
         ranks=ranks,
         reducer=travels,
@@ -192,6 +177,35 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     )
 
 
+def _transport(config: Config, mesh: Mesh) -> tuple[Strategy, Mode, AllReduce, int]:
+    """Strategy and mode, how a strategy sums across hosts, and the processes that MPI joins."""
+    strategy, mode = strategy_of(config)
+    if config.transport != "mpi":
+        return strategy, mode, all_reduce, 1
+    ranks = _ranks(mesh)
+    return named_strategy(config.strategy, config.bucket_bytes, mpi_all_reduce), mode, mpi_all_reduce, ranks
+
+
+def _optimizer(
+    config: Config, strategy: Strategy, parts: Parts | None, total_steps: int, steps_per_epoch: float
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The run's optimizer and its learning rate; of an ensemble, that of all members and the first one's."""
+    recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(config.optimizer)]
+    optimizer = make_optimizer(recipes[0], total_steps, parts)
+    if config.ensemble.on:
+        optimizer = ensemble_optimizer(recipes, total_steps, parts)
+    if strategy.averaging is not None:
+        optimizer = local_optimizer(optimizer, strategy.averaging)
+    return optimizer, learning_rate(recipes[0], total_steps)
+
+
+def _step_loss(config: Config, mode: Mode, layers: tuple[ShardedDense, ...]) -> LossFn:
+    """The loss that a step trains with: of the network as devices share it, or of all members of an ensemble."""
+    shared = as_model(config.model, () if mode == "jit" else norm_axes(config))
+    loss = _loss(config, with_sharded(shared, layers))
+    return ensemble_loss(loss, config.ensemble.members) if config.ensemble.on else loss
+
+
 def _first_state(
     layout: Layout, make: Callable[..., TrainState], weights: str | None, variables: Variables
 ) -> TrainState:
@@ -206,40 +220,6 @@ def _ranks(mesh: Mesh) -> int:
         return int(mpi_world().size)
     except (ImportError, RuntimeError) as error:
         raise InputError(f"transport=mpi: {error}") from None
-
-
-class _Sent(NamedTuple):
-    planned: tuple[Collective, ...]
-    shares: tuple[float, ...]
-    exchange: Exchange | None
-
-
-def _sent(
-    config: Config,
-    strategy: Strategy,
-    travels: Reducer | Sharded | None,
-    layout: Layout,
-    total_steps: int,
-    mesh: Mesh,
-    sums: AllReduce,
-    layers: Sequence[ShardedDense],
-) -> _Sent:
-    """What the step's program will send, for states that lie so."""
-    state = layout.whole_shapes
-    if strategy.averaging is not None:
-        exchange = exchanged(state, strategy.averaging, _METRICS + config.guard.skip)
-        return _Sent(*local_plan(strategy, exchange, total_steps, mesh.shape), exchange)
-    if travels is None:
-        return _Sent((), (), None)
-    merged = None if config.batch_norm == "global" else state.stats
-    planned = planned_collectives(travels, state.params, merged, _METRICS, mesh, sums)
-    if axes := AXES if strategy.sharded is not None else layout.cut_axes:
-        norms = optimizer_plan(config.optimizer, Parts(state.params, axes), mesh.shape)
-        planned += tuple(dataclasses.replace(norm, elements=norm.elements * config.ensemble.members) for norm in norms)
-        planned += guard_plan(state.params, axes, mesh.shape) if config.guard.skip else ()
-    examples = config.batch_size // mesh_size(mesh)
-    in_layers, times = layers_plan(layers, examples, config.microbatches, mesh.shape)
-    return _Sent(planned + in_layers, (1.0,) * len(planned) + times, None)
 
 
 def as_model(model: nn.Module | Model, axes: tuple[str, ...] = ()) -> Model:
@@ -282,7 +262,7 @@ def _checked_variables(config: Config, model: Model, source: Source, phases: tup
     image_shape = config.pixels.shape(source.image_shape)
     variables = abstract_variables(model, image_shape)
     check_model(config, model, variables, source)
-    check_sizes(model, variables, phases, image_shape[-1])
+    check_resolutions(model, variables, phases, image_shape[-1])
     multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
     return variables
 

@@ -10,10 +10,11 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jaxnet.report.goodput import Attempt, Goodput, goodput, read_ledger
+from jaxnet.report.goodput import Attempt, Goodput, attempt_json, goodput, read_ledger
+from jaxnet.report.stragglers import RankTimes
 from jaxnet.training.appended import Appended, cut_half_line
 
 
@@ -45,6 +46,7 @@ class Ledger:
         self._kind, self._since = "start-up", self._clock
         self._first: int | None = None
         self._step = 0
+        self._ranks: Sequence[RankTimes] = ()
         self._path: Path | None = None
         self._file: Appended | None = None
         self._guard = threading.RLock()
@@ -97,6 +99,11 @@ class Ledger:
                 self._move("step", "lost work", self._seconds["step"] * (self._step - step) / done)
             self._step = step
 
+    def compared(self, ranks: Sequence[RankTimes]) -> None:
+        """What each rank needs for a step."""
+        with self._guard:
+            self._ranks = ranks
+
     def seconds(self) -> dict[str, float]:
         """Spent so far, by kind."""
         with self._guard:
@@ -107,7 +114,7 @@ class Ledger:
         """Write a line, if the ledger is open here."""
         with self._guard:
             if self._file is not None:
-                said = json.dumps(self._as_attempt(ended=ended)._asdict())
+                said = json.dumps(attempt_json(self._as_attempt(ended=ended)))
                 self._file.append((said + "\n").encode())
 
     def close(self) -> Goodput | None:
@@ -126,7 +133,9 @@ class Ledger:
         seconds = {kind: round(value, 3) for kind, value in self.seconds().items()}
         now = self._start + time.perf_counter() - self._clock
         where = (self._number, socket.gethostname(), os.getpid())
-        return Attempt(*where, round(self._start, 3), round(now, 3), self._first, self._step, seconds, ended)
+        return Attempt(
+            *where, round(self._start, 3), round(now, 3), self._first, self._step, seconds, ended, self._ranks
+        )
 
     def _count(self) -> None:
         now = time.perf_counter()

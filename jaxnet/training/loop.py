@@ -11,20 +11,23 @@ import jax
 from jaxnet.checkpoints import Enduring
 from jaxnet.data import Inputs
 from jaxnet.training.config import Config
+from jaxnet.training.config_keys import flatten
+from jaxnet.training.evaluator import Evaluate
 from jaxnet.training.experiment import Experiment
+from jaxnet.training.fingerprint import decoder
 from jaxnet.training.finite import NOT_FINITE
 from jaxnet.training.guard import Counts
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.pacing import Line, Pace
+from jaxnet.training.peers import Peers
 from jaxnet.training.profiling import ProfileWindow
 from jaxnet.training.progress import Display
+from jaxnet.training.rates import Rates
 from jaxnet.training.records import NoRecords, Records
 from jaxnet.training.recovery import Recovery, Stream
 from jaxnet.training.state import TrainState
 from jaxnet.training.stopping import StopSignal
 from jaxnet.training.watchdog import Alarm
-
-Evaluate = Callable[[TrainState], dict[str, float]]
 
 
 class Outcome(NamedTuple):
@@ -62,12 +65,12 @@ class Loop:
         records: where metrics are written.
         display: what a person sees.
         profile: the window of steps to trace.
-        settings: the config as JSON values, saved with each state.
         inputs: what the model takes and gives, saved with each state for who uses it later.
         stop: tells when to stop before the end.
         recovery: what is done about numbers that go wrong.
         alarm: ends a run that hangs.
         ledger: where the time goes.
+        peers: what the processes tell each other.
     """
 
     config: Config
@@ -78,15 +81,17 @@ class Loop:
     records: Records | NoRecords
     display: Display
     profile: ProfileWindow
-    settings: dict[str, Any]
     inputs: Inputs
     stop: StopSignal
     recovery: Recovery
     alarm: Alarm
     ledger: Ledger
+    peers: Peers
 
     def __post_init__(self) -> None:
+        self._settings = flatten(self.config)
         self._pace = Pace(self.config.log.every_steps)
+        self._rates = Rates(self.experiment.learning_rate, self.config.log.every_steps)
 
     def run(self, state: TrainState, batches: Stream, step: int) -> Outcome:
         """Train from `step` to the end or to a signal, and save the last state."""
@@ -138,6 +143,7 @@ class Loop:
         self.display.advance(step + 1)
         self.alarm.stepped(step + 1)
         self.ledger.reached(step + 1)
+        self.peers.own.stepped(self._pace.blocked)
         return state
 
     @contextlib.contextmanager
@@ -145,6 +151,7 @@ class Loop:
         """Inside, something is done that is no step; `kind` is that of the ledger."""
         with self._pace.paused(), self.alarm.during(what), self.ledger.during(kind):
             yield
+        self.peers.own.pause()
 
     def _gone_back(self, state: TrainState, step: int) -> TrainState:
         self._log(self._pace.drain())
@@ -162,17 +169,19 @@ class Loop:
         for step, values in lines:
             values |= {
                 "examples_per_second": self.config.batch_size / values["step_seconds"],
-                "learning_rate": float(self.experiment.learning_rate(step - 1)),
+                "learning_rate": self._rates(step),
                 "epoch": step / self.experiment.steps_per_epoch,
             }
             self.records.write(step, "train", values)
             self.display.training(step, values)
+            self.peers.share()
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
         self._log(self._pace.drain())
         with self._aside("an evaluation", "evaluation"):
             result = self.evaluate(state)
-        self.records.write(step, "test", result)
+            damaged = self.peers.gather().damaged
+        self.records.write(step, "test", {**result, **({"damaged_records": damaged} if damaged else {})})
         self.display.evaluation(step, result)
         return result
 
@@ -181,7 +190,8 @@ class Loop:
         self.recovery.drain()
         with self._aside("a checkpoint", "checkpoint"):
             met = self.recovery.counts._asdict()
-            extra = {"config": self.settings, "inputs": self.inputs.as_json(), "next_step": step, "guard": met}
+            said = {"config": self._settings, "inputs": self.inputs.as_json(), **decoder(self.config)}
+            extra = {**said, "next_step": step, "guard": met}
             whole = self.experiment.layout.whole(state)
             self.checkpoints.save(step, whole, extra=extra, metrics=evaluation)
 

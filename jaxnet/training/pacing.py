@@ -32,6 +32,7 @@ class Pace:
     Attributes:
         seconds: spent on training steps, without pauses, up to the last line.
         waited: part of them in which a batch was made and the devices had nothing to do when it came.
+        blocked: spent waiting for the devices.
     """
 
     def __init__(self, every: int) -> None:
@@ -40,6 +41,7 @@ class Pace:
         self._begin_window(time.perf_counter())
         self.seconds = 0.0
         self.waited = 0.0
+        self.blocked = 0.0
 
     def push(self, step: int, metrics: dict[str, jax.Array], waited: float) -> Iterator[Line]:
         """Step number `step` (from 1) was dispatched; the devices waited `waited` seconds for its batch."""
@@ -70,7 +72,9 @@ class Pace:
 
     def _finish(self) -> Iterator[Line]:
         self._step, metrics = self._pending.popleft()
+        asked = time.perf_counter()
         self._done.append(jax.block_until_ready(metrics))
+        self.blocked += time.perf_counter() - asked
         if self._step % self._every == 0:
             yield self._line()
 

@@ -53,7 +53,7 @@ def batch_shapes_at(shapes: Mapping[str, jax.ShapeDtypeStruct], size: int | None
     return {**shapes, "image": images.update(shape=(count, size, size, channels))}
 
 
-def check_sizes(model: Model, variables: Variables, phases: tuple[Phase, ...], channels: int) -> None:
+def check_resolutions(model: Model, variables: Variables, phases: tuple[Phase, ...], channels: int) -> None:
     """Refuse a network whose parameters depend on the size of the images."""
     for _, size in phases:
         if size is None:

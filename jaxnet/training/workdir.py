@@ -5,14 +5,57 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnet.checkpoints import BEAT_SECONDS, Heartbeat, Lock
+from jaxnet.checkpoints import BEAT_SECONDS, Consensus, Heartbeat, Lock
 from jaxnet.errors import InputError
+from jaxnet.training.compile_cache import compile_cache
+from jaxnet.training.config import Config
+from jaxnet.training.config_keys import default_values, differences, flatten
+from jaxnet.training.ledger import Ledger
+from jaxnet.training.place import Place
+from jaxnet.training.records import make_workdir, read_settings, writing
 
 Told = Callable[[Callable[[], Any]], Any]
+Fence = Callable[[], None]
 
 
 @contextlib.contextmanager
-def held(workdir: Path, told: Told, *beats: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def opened(
+    workdir: Path, config: Config, place: Place, ledger: Ledger, *, allow_config_change: bool
+) -> Iterator[Fence]:
+    """Inside, the directory is this run's, `ledger` is written there, and so are the programs that JAX compiles.
+
+    Gives a fence, which raises Lost if another run has taken over. Raises InputError when another run holds the
+    directory, or has left it with another config.
+    """
+    make_workdir(workdir)
+    refuse_changes(workdir / "config.json", config, allowed=allow_config_change)
+    ranks = place.cluster.ranks
+    with contextlib.ExitStack() as during:
+        if config.compile_cache is not None and not ranks:  # with MPI a program holds addresses of its process
+            during.enter_context(compile_cache(workdir / Path(config.compile_cache).expanduser()))
+        told = ranks.told if ranks else Consensus().decided
+        fence = during.enter_context(held(workdir, told, ledger.beat))
+        if place.primary:
+            with writing(workdir / "ledger.jsonl"):
+                ledger.open(workdir / "ledger.jsonl", fence=fence)
+            during.callback(ledger.close)
+        yield fence
+
+
+def refuse_changes(saved: Path, config: Config, *, allowed: bool) -> None:
+    """Stop if the workdir belongs to a run with another config, naming the keys; those it lacks had their defaults."""
+    if allowed or not saved.exists():
+        return
+    changed = differences(read_settings(saved), flatten(config), default_values(config))
+    if changed:
+        raise InputError(
+            f"{saved.parent} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
+            "--allow-config-change to continue it with this one"
+        )
+
+
+@contextlib.contextmanager
+def held(workdir: Path, told: Told, *beats: Callable[[], None]) -> Iterator[Fence]:
     """Inside, no other run writes in `workdir`; gives a fence, which raises Lost if another has taken over.
 
     `told` gives every process what its argument returns on process 0, which alone holds the lock. The `beats` are

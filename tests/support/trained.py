@@ -8,10 +8,13 @@ from PIL import Image
 
 import train
 from configs import digits
+from jaxnet.checkpoints import Checkpoints
 from jaxnet.comm import make_mesh
 from jaxnet.data import Digits
 from jaxnet.models import CNN
 from jaxnet.training.config import Log
+from jaxnet.training.experiment import prepare
+from jaxnet.training.state import abstract_state
 
 TEST = Digits().load("test")
 
@@ -35,9 +38,9 @@ def trained(workdir, **fields):
 def plain_probabilities(config, workdir):
     """What a run's newest state gives for the test images, by the trainer's own parts and without padding."""
     mesh = make_mesh(1, jax.devices()[:1])
-    experiment = train.prepare(config, mesh, config.data.load("train"))
-    checkpoints = train.Checkpoints(workdir / "checkpoints")
-    like = train.abstract_state(experiment.layout.whole_shapes, mesh)
+    experiment = prepare(config, mesh, config.data.load("train"))
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    like = abstract_state(experiment.layout.whole_shapes, mesh)
     params, stats = experiment.layout.evaluated(checkpoints.restore_latest(like).state)
     checkpoints.close()
     images = config.pixels.normalize(TEST.image)

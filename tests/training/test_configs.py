@@ -12,7 +12,7 @@ from jaxnet.training.config_check import check_fit, check_model
 from jaxnet.training.config_file import load_config
 from jaxnet.training.experiment import as_model
 from jaxnet.training.optimizer import learning_rate
-from jaxnet.training.resolutions import check_sizes, phases_of
+from jaxnet.training.resolutions import check_resolutions, phases_of
 from support.programs import ROOT
 
 IMAGENET = sorted(path.stem for path in (ROOT / "configs").glob("imagenet_*.py"))
@@ -58,7 +58,7 @@ def test_training_shapes_fit_every_size_and_heads_are_as_wide_as_logits(config):
     model, size = as_model(config.model), config.data.size
     images = jax.ShapeDtypeStruct((2, size, size, 3), "float32")
     variables = abstract_variables(model, (size, size, 3))
-    check_sizes(model, variables, phases_of(config.resolutions, 1000), 3)
+    check_resolutions(model, variables, phases_of(config.resolutions, 1000), 3)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
     forward = lambda *given: model.apply(*given[:3], train=True, keys=given[3])[0]  # noqa: E731
     outputs = jax.eval_shape(forward, *variables, images, keys)

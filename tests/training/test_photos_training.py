@@ -1,11 +1,15 @@
-"""Training on photos from disk: damaged records are counted in the summary and named in the log."""
+"""Training on photos from disk: damaged records are counted and named, and so is another decoder."""
 
+import json
 import logging
+import shutil
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from jaxnet.data import Photos
+from jaxnet.data.photos import datasets
+from jaxnet.data.photos.decoding import PILLOW
 from jaxnet.models import CNN
 from jaxnet.training.config import Config, Log
 from support.imagenet import photo
@@ -24,7 +28,7 @@ def write_album(root, files):
     writer.close_all()
 
 
-def test_damaged_photos_are_in_the_summary(tmp_path, caplog):
+def test_what_is_said_of_damaged_photos_and_of_another_decoder(tmp_path, caplog, monkeypatch):
     write_album(tmp_path, [b"" if i in (18, 21) else photo(i) for i in range(24)])
     config = Config(
         model=CNN(2, widths=(2,), hidden=4),
@@ -42,3 +46,11 @@ def test_damaged_photos_are_in_the_summary(tmp_path, caplog):
     assert summary["examples"] == 8
     assert np.isfinite(summary["loss"])
     assert sum("is damaged: it is empty" in message for message in caplog.messages) == 2
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    assert [line["damaged_records"] for line in lines if line["split"] == "test"] == [2, 2]
+
+    shutil.rmtree(tmp_path / "run/checkpoints/000006")
+    monkeypatch.setattr(datasets, "best_decoder", lambda: PILLOW._replace(name="another"))
+    with caplog.at_level(logging.WARNING, logger="jaxnet"):
+        assert train(config, tmp_path / "run", quiet=True)["steps"] == 6
+    assert any(message.startswith("images are decoded by another from now on") for message in caplog.messages)

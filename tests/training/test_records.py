@@ -11,8 +11,11 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
+import train
 from jaxnet.errors import InputError
+from jaxnet.training.loop import Loop
 from jaxnet.training.records import NoRecords, Records, read_settings, write_whole
+from support.dark_digits import config_of
 
 
 def test_write_whole_replaces_the_file_and_leaves_nothing_else(tmp_path):
@@ -172,3 +175,16 @@ def test_other_processes_write_nothing(tmp_path, monkeypatch):
     records.write(1, "train", {"loss": 0.5})
     records.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_directory_vanishes_ends_with_one_error(tmp_path, monkeypatch):
+    one = Loop._one
+
+    def vanishing(self, state, batches, step):
+        if step == 3:
+            (tmp_path / "run").rename(tmp_path / "gone")
+        return one(self, state, batches, step)
+
+    monkeypatch.setattr(Loop, "_one", vanishing)
+    with pytest.raises(InputError, match=r"summary\.json cannot be written: No such file or directory"):
+        train.train(config_of(5), tmp_path / "run", quiet=True)

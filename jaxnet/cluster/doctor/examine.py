@@ -33,6 +33,7 @@ class Examination:
     Attributes:
         workdir: the directory of the run, or None: files are not looked at.
         config: settings by key, which must be the same on all ranks; empty without a config.
+        installed: what else must be the same on all ranks and depends on what is installed, by name.
         data: opens the data set and says what is there, or raises InputError; None without a config.
         expected: bits a second that every link between hosts should have, or None.
         timeout_seconds: how long to wait for other ranks, at each step.
@@ -40,6 +41,7 @@ class Examination:
 
     workdir: Path | None = None
     config: Mapping[str, str] = field(default_factory=dict)
+    installed: Mapping[str, str] = field(default_factory=dict)
     data: Callable[[], str] | None = None
     expected: int | None = None
     timeout_seconds: float = 30.0
@@ -147,7 +149,7 @@ def _all_steps(cluster: Cluster, talk: Talk, what: Examination, findings: list[F
 
 
 def _same(talk: Talk, what: Examination) -> list[Finding]:
-    own = {"versions": versions(), "code": code_digests(), "config": dict(what.config)}
+    own = {"versions": {**versions(), **what.installed}, "code": code_digests(), "config": dict(what.config)}
     everyone = talk.gather("same", own)
     checks = [
         ("versions", "the same on all ranks", "install the same there: pip install -r requirements.lock"),

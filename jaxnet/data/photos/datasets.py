@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxnet.data.photos.decoding import Damaged, quiet_pillow
+from jaxnet.data.photos.decoding import Damaged, best_decoder, quiet_pillow
 from jaxnet.data.photos.records import PhotoRecords
 from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView
@@ -55,6 +55,11 @@ class Photos:
         EvaluationView(self.test_size, self.test_resize)  # refuses what cannot be
         if self.size < 1 or self.max_damaged < 0 or (self.threads is not None and self.threads < 1):
             raise InputError(f"size and threads must be at least 1 and max_damaged at least 0, got {self}")
+
+    @property
+    def decoder(self) -> str:
+        """What decodes training photos here: it depends on what is installed, and pixels depend a little on it."""
+        return best_decoder().name
 
     def load(self, split: str) -> Source:
         """Open the split 'train' or 'test'.

@@ -78,8 +78,9 @@ def prepare_imagenet(
         _require_sound(summed(work, reports), allow_partial)
         return finish(info, work, reports)
     except (InputError, OSError) as error:
-        if is_prepared(builder := find_builder(_NAME, root)):
-            return read_prepared(builder.info)  # another process was first, and what it wrote is the same
+        if is_prepared(builder := find_builder(_NAME, root)):  # another was first, and what it wrote is the same
+            shutil.rmtree(work, ignore_errors=True)  # it could not remove what this one wrote meanwhile
+            return read_prepared(builder.info)
         if isinstance(error, InputError):
             raise
         raise InputError(f"ImageNet cannot be prepared in {root}: {error}. Mend that and start again") from error

@@ -11,7 +11,7 @@ _MOST = 10**9  # programs count in int32
 _LARGER = ("seed", "_bytes")  # how keys end whose numbers no program counts to
 
 
-def check_sizes(config: Any) -> None:
+def check_integers(config: Any) -> None:
     """Refuse an integer, alone or in a tuple, whose size is over 10^9."""
     for key, value, _ in key_values(config):
         if is_group(value) or key.endswith(_LARGER):
