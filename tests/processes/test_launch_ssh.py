@@ -32,7 +32,7 @@ def show(job):
 
 # A process that says who it is and who its child is, both of which ignore what can be ignored.
 _STUBBORN = """
-import os, signal, sys
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 child = os.fork()
@@ -84,7 +84,10 @@ with launch(sys.executable, "-c", code, options=["--env", "GIVEN"]) as job:
 def test_one_fails_and_the_stubborn_other_is_killed(on_host0):
     lines = on_host0(f"""
 text = '''{_STUBBORN}
-if os.uname().nodename == "host1": sys.exit(7)
+if os.uname().nodename == "host1":
+    while not os.path.exists("started"): time.sleep(0.01)
+    sys.exit(7)
+open("started", "w").close()
 while True: signal.pause()
 '''
 from jaxnet.cluster.launchers.hosts import Host

@@ -47,9 +47,11 @@ def outside():
     commands = ["ip -brief address", "ip route", "ip -6 route", "ip rule", "ip netns", "tc qdisc", "hostname"]
     printed = {command: subprocess.check_output(command.split(), text=True) for command in commands}
     folders = {name: sorted(Path(name).glob("*")) for name in ("/etc/netns", "/run/netns")}
-    files = {name: Path(name).read_text() for name in ("/etc/hosts", "/proc/self/mounts")}
+    files = {"/etc/hosts": Path("/etc/hosts").read_text()}
+    # A small disk that another test mounts meanwhile, in its temporary folder, is no lab's.
+    mounts = {"mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if "/pytest-" not in line]}
     settings = {path: path.read_text() for path in Path("/proc/sys/net/ipv4").glob("*forward*")}
-    return printed | folders | files | settings
+    return printed | folders | files | mounts | settings
 
 
 def descendants(pid):
