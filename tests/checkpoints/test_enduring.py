@@ -1,8 +1,6 @@
 """A run goes on without the checkpoint that could not be written, and never has fewer good ones than before."""
 
-import os
 import shutil
-import subprocess
 import threading
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 from jaxnet.checkpoints import Enduring, manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
+from support import disks
 from support.checkpointing import Run, assert_same_bits, on
 
 MIB = 1 << 20
@@ -25,14 +24,8 @@ def run(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "jaxnet-test", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("only root can mount a file system")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with disks.small_disk(tmp_path / "disk") as place:
+        yield place
 
 
 def large(run, seed):

@@ -1,9 +1,7 @@
 """Runs as a user starts them, in a workdir that another holds, that a killed one has left, or whose disk is full."""
 
 import json
-import os
 import resource
-import subprocess
 
 import jax
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 
 from jaxnet.checkpoints import Checkpoints, NotSaved
 from jaxnet.report.goodput import goodput, read_ledger
+from support import disks
 from support.checkpointing import mesh_of, on
 from support.ranks import Ranks
 from support.training_runs import ONE, await_path, finish, saved_steps, start, summary
@@ -56,13 +55,8 @@ def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "jaxnet-test", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("only root can mount a file system")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with disks.small_disk(tmp_path / "disk") as place:
+        yield place
 
 
 def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(small_disk):
