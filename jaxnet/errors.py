@@ -17,6 +17,12 @@ class InputError(Exception):
     """
 
 
+def say(line: str) -> None:
+    """Print a line on stderr in one write: of several processes, mpirun mixes what comes in pieces."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
     """Run `main` and end the process with the status that it returns, without tracebacks for users' mistakes.
 
@@ -28,7 +34,7 @@ def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys
         status = main()
     except InputError as error:
         line = " ".join(str(error).split("\n"))  # what it quotes may span several
-        print(f"error: {line}", file=sys.stderr, flush=True)
+        say(f"error: {line}")
         status = BAD_INPUT_STATUS
     except KeyboardInterrupt:
         status = INTERRUPTED_STATUS

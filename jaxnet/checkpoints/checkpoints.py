@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jaxnet.checkpoints import manifest
@@ -32,6 +31,7 @@ from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.checkpoints.noise import silence_orbax
+from jaxnet.checkpoints.storage import Storage
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
@@ -88,10 +88,7 @@ class Checkpoints:
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step whose checkpoint equals the present state
         silence_orbax()
-        self._orbax = ocp.AsyncCheckpointer(
-            ocp.StandardCheckpointHandler(),
-            async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._consensus.meet),
-        )
+        self._storage = Storage(self._consensus.meet)
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[str]] | None = None
         self._attempts = (f"{name}-{number}" for number in itertools.count(1))
@@ -118,7 +115,7 @@ class Checkpoints:
         staged = self._files.staging(step, next(self._attempts))
         if failure := self._consensus.begin(lambda: why_not(lambda: self._stage(staged))):
             raise self._raised(step, failure)
-        failure = why_not(lambda: self._orbax.save(staged / "state", args=ocp.args.StandardSave(arrays)))
+        failure = self._storage.save(staged / "state", arrays)
         self._current = step
         self._pending = (step, self._committer.submit(self._commit, staged, step, about, failure))
 
@@ -186,7 +183,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._committer.shutdown()
-            self._orbax.close()
+            self._storage.close()
 
     def _about(
         self, step: int, extra: dict[str, Any], metrics: Mapping[str, float], leaves: dict[str, str]
@@ -205,6 +202,7 @@ class Checkpoints:
     def _stage(self, staged: Path) -> None:
         self._fence()
         self._files.stage(staged)
+        self._storage.prepare(staged / "state")
 
     def _commit(self, staged: Path, step: int, about: dict[str, Any], failure: str) -> str:
         """Finish a save in the background; "" or why it failed, here or on another process."""
@@ -217,7 +215,7 @@ class Checkpoints:
         return failure
 
     def _written(self, staged: Path, step: int, about: dict[str, Any]) -> None:
-        self._orbax.wait_until_finished()
+        self._storage.finish()
         if self._consensus.primary:
             manifest.write(staged, about)
             self._fence()
@@ -247,7 +245,7 @@ class Checkpoints:
         leaves = {name: filled(leaf, 0) for name, leaf in asked.items() if not leaf.size}
         leaves |= {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
         stored = {name: leaf for name, leaf in asked.items() if leaf.size}
-        arrays = self._orbax.restore(self._files.path(step) / "state", args=ocp.args.StandardRestore(nested(stored)))
+        arrays = self._storage.restore(self._files.path(step) / "state", nested(stored))
         names = jax.tree.leaves(nested({name: name for name in stored}))
         leaves.update(zip(names, jax.tree.leaves(arrays), strict=True))
         self._current = step

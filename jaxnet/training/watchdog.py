@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import NamedTuple, NoReturn, Self
 
+from jaxnet.errors import say
 from jaxnet.training.heartbeat import COMPILING, Heartbeat
 from jaxnet.training.pacing import IN_FLIGHT
 
@@ -158,5 +159,5 @@ class Alarm:
 
 def _end(line: str) -> NoReturn:
     faulthandler.dump_traceback(all_threads=True)
-    print(line, file=sys.stderr, flush=True)
+    say(line)
     os._exit(WATCHDOG_STATUS)

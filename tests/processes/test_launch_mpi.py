@@ -28,7 +28,9 @@ from jaxnet.errors import exit_cleanly
 
 def main():
     cluster = start()
-    print(cluster.detected_by, cluster.process_index, cluster.process_count, sys.argv[1:], repr(os.environ["VALUE"]))
+    place = f"{cluster.detected_by} {cluster.process_index} {cluster.process_count}"
+    # In one write: print makes several, which mpirun mixes with those of other ranks.
+    sys.stdout.write(f"{place} {sys.argv[1:]} {os.environ['VALUE']!r}\\n")
     return 0
 
 exit_cleanly(main, leave)

@@ -8,7 +8,7 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxnet.errors import InputError
@@ -205,6 +205,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path):
 
 @settings(max_examples=300)
 @given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
+@example([(3, ord("\\"))])  # an unknown escape in a name
 def test_a_changed_pickle_is_read_or_refused_and_never_crashes(tmp_path_factory, changes):
     values = {"w": tensor(*FULL, (2, 3), (3, 1)), "epoch": number(3)}
     data = bytearray(pickled(ordered_dict(values, metadata=True)))

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +25,9 @@ from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, Place, find_pl
 from jaxnet.cluster.listening import interface_address
 from jaxnet.cluster.start import Cluster, start
 from jaxnet.errors import InputError
+
+# Rank 0 knows who is missing, but a launcher ends all as soon as one has ended.
+_FIRST_WORD_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ def examine(what: Examination) -> Diagnosis:
     try:
         cluster = start(what.timeout_seconds)
     except InputError as error:
+        if place.process_index:
+            time.sleep(_FIRST_WORD_SECONDS)
         return Diagnosis([*own, failed("ranks", str(error), "see that all ranks run, and that rank 0 can be called")])
     return _together(cluster, what, own)
 
