@@ -22,28 +22,28 @@ from jaxnet.cluster.start import start
 from jaxnet.data import Inputs, Source, inputs_of
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.report.goodput import ending_text
-from jaxnet.training.batches import stream
-from jaxnet.training.beginning import Beginning, begin, open_checkpoints
-from jaxnet.training.compiled_step import CompiledStep, compile_step
 from jaxnet.training.config import Config
-from jaxnet.training.config_file import load_config
-from jaxnet.training.config_keys import to_json
-from jaxnet.training.ensemble_report import ensemble_table
-from jaxnet.training.evaluator import Evaluate, make_evaluate
 from jaxnet.training.experiment import Experiment, prepare
-from jaxnet.training.ledger import Ledger, process_start
-from jaxnet.training.loop import Loop, Outcome
-from jaxnet.training.peers import Met, Peers
-from jaxnet.training.place import Place, meet
 from jaxnet.training.plan_report import plan_text
-from jaxnet.training.profiling import ProfileWindow, write_programs
-from jaxnet.training.progress import Display, show_warnings
-from jaxnet.training.records import NoRecords, Records, write_whole, writing
-from jaxnet.training.recovery import Recovery
-from jaxnet.training.stopping import StopSignal
-from jaxnet.training.summary import summarize
-from jaxnet.training.watchdog import Alarm
-from jaxnet.training.workdir import Fence, opened
+from jaxnet.training.run.alarm import Alarm
+from jaxnet.training.run.batches import stream
+from jaxnet.training.run.beginning import Beginning, begin, open_checkpoints
+from jaxnet.training.run.compiled_step import CompiledStep, compile_step
+from jaxnet.training.run.ensemble_report import ensemble_table
+from jaxnet.training.run.evaluator import Evaluate, make_evaluate
+from jaxnet.training.run.ledger import Ledger, process_start
+from jaxnet.training.run.loop import Loop, Outcome
+from jaxnet.training.run.peers import Met, Peers
+from jaxnet.training.run.place import Place, meet
+from jaxnet.training.run.profiling import ProfileWindow, write_programs
+from jaxnet.training.run.progress import Display, show_warnings
+from jaxnet.training.run.records import NoRecords, Records, write_whole, writing
+from jaxnet.training.run.recovery import Recovery
+from jaxnet.training.run.stopping import StopSignal
+from jaxnet.training.run.summary import summarize
+from jaxnet.training.run.workdir import Fence, opened
+from jaxnet.training.settings.file import load_config
+from jaxnet.training.settings.keys import to_json
 
 
 class Run(NamedTuple):

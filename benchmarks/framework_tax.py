@@ -23,8 +23,8 @@ import optax
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxnet.training.config import Config
-from jaxnet.training.config_file import load_config
 from jaxnet.training.optimizer import make_optimizer
+from jaxnet.training.settings.file import load_config
 from train import train
 
 

@@ -21,10 +21,10 @@ import optax
 
 from jaxnet.comm import make_mesh, named_strategy, split_by_example
 from jaxnet.models import Model, Variables
-from jaxnet.training.layout import make_layout
 from jaxnet.training.loss import Result
-from jaxnet.training.state import first_state
-from jaxnet.training.step import make_train_step
+from jaxnet.training.steps.layout import make_layout
+from jaxnet.training.steps.state import first_state
+from jaxnet.training.steps.step import make_train_step
 
 LAYERS, PARAMS, STATS = 53, 161, 106
 

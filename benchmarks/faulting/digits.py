@@ -21,8 +21,8 @@ from jaxnet.data.order import example_ids
 from jaxnet.models.layers import ExampleDropout, batch_norm
 from jaxnet.training.config import Checkpoints, Config, Log
 from jaxnet.training.guard import Guard
-from jaxnet.training.loop import Loop
 from jaxnet.training.optimizer import Optimizer
+from jaxnet.training.run.loop import Loop
 
 STEPS = 120
 SAVE_EVERY = 10

@@ -11,7 +11,7 @@ from jaxnet.comm.strategies import settings_of
 from jaxnet.data import Synthetic
 from jaxnet.models import CNN
 from jaxnet.training.config import Config
-from jaxnet.training.config_keys import is_group, key_values
+from jaxnet.training.settings.keys import is_group, key_values
 
 _CONFIG = """\
 from jaxnet.data import Synthetic

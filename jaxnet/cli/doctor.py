@@ -91,9 +91,9 @@ def _examination(args: argparse.Namespace) -> "Examination":
         return whole
     from dataclasses import replace
 
-    from jaxnet.training.config_file import load_config
-    from jaxnet.training.config_keys import flatten
-    from jaxnet.training.fingerprint import decoder
+    from jaxnet.training.settings.file import load_config
+    from jaxnet.training.settings.fingerprint import decoder
+    from jaxnet.training.settings.keys import flatten
 
     config = load_config(args.config, args.overrides)
     workdir = args.workdir or Path("runs") / Path(args.config).stem  # as train.py

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, export, and say what was written."""
     from jaxnet.inference.export import export
     from jaxnet.inference.loading import load_network
-    from jaxnet.training.progress import show_warnings
+    from jaxnet.training.run.progress import show_warnings
 
     show_warnings()
     choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}

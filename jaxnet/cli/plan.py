@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     jax.config.update("jax_num_cpu_devices", hosts * devices)
 
     from jaxnet.comm import make_mesh, verify
-    from jaxnet.training.config_file import load_config
     from jaxnet.training.experiment import prepare
     from jaxnet.training.plan_report import plan_json, plan_text
+    from jaxnet.training.settings.file import load_config
 
     config = load_config(args.config, args.overrides)
     mesh = make_mesh(hosts)

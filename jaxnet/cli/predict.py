@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from jaxnet.data.photos.decoding import quiet_pillow
     from jaxnet.inference import load
     from jaxnet.inference.answers import read_labels
-    from jaxnet.training.progress import show_warnings
+    from jaxnet.training.run.progress import show_warnings
 
     show_warnings()
     quiet_pillow()

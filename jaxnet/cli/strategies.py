@@ -94,8 +94,8 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
     jax.config.update("jax_num_cpu_devices", hosts * devices)
 
     from jaxnet.comm import make_mesh
-    from jaxnet.training.config_file import load_config
     from jaxnet.training.experiment import prepare
+    from jaxnet.training.settings.file import load_config
 
     config = load_config(args.config, args.overrides)
     mesh = make_mesh(hosts)

@@ -18,8 +18,8 @@ from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.inference.rebuild import rebuilt_data, rebuilt_model, rebuilt_pixels
 from jaxnet.inference.weights_file import network_of_weights
 from jaxnet.models import network_options
-from jaxnet.training.config_file import load_config
 from jaxnet.training.ensemble import member_of
+from jaxnet.training.settings.file import load_config
 
 _BEST = Best("accuracy", "max")
 

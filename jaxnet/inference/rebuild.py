@@ -1,6 +1,6 @@
 """Saved settings as objects again. A file may name a class of jaxnet, which is looked up; nothing is ever imported.
 
-Settings are what `jaxnet.training.config_keys.flatten` writes: of an object its class, of its fields their values.
+Settings are what `jaxnet.training.settings.keys.flatten` writes: of an object its class, of its fields their values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,9 @@ import flax.linen as nn
 import jaxnet.data
 import jaxnet.models
 from jaxnet.errors import InputError
-from jaxnet.training.config_keys import key_values
 from jaxnet.training.loss import Pixels
-from jaxnet.training.typed_value import conforms, describe
+from jaxnet.training.settings.keys import key_values
+from jaxnet.training.settings.typed_value import conforms, describe
 
 Settings = Mapping[str, Any]
 

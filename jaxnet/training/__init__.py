@@ -1,1 +1,1 @@
-"""State, step, loop: how a model is trained."""
+"""How a model is trained: here what a config names; `settings` checks it, `steps` computes, `run` does it."""

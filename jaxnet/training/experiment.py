@@ -34,22 +34,22 @@ from jaxnet.data import Source
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, abstract_variables, from_linen
 from jaxnet.training.config import Config
-from jaxnet.training.config_check import check_config, check_fit, check_model, strategy_of
 from jaxnet.training.ensemble import ensemble_loss, ensemble_model, ensemble_optimizer
 from jaxnet.training.groups import multipliers
-from jaxnet.training.hybrid import hybrid_strategy, param_kinds, sharded_layers
-from jaxnet.training.initial import initial_values
-from jaxnet.training.layout import Layout, make_layout
-from jaxnet.training.local_step import Exchange, local_optimizer
 from jaxnet.training.loss import LossFn, classification_loss
-from jaxnet.training.loss_scale import needs_scale
 from jaxnet.training.norms import Parts
 from jaxnet.training.optimizer import learning_rate, make_optimizer
-from jaxnet.training.resolutions import Phase, batch_shapes_at, check_resolutions, phases_of
-from jaxnet.training.sent import what_is_sent
-from jaxnet.training.sharded_dense import ShardedDense, with_sharded
-from jaxnet.training.state import TrainState, first_state
-from jaxnet.training.step import (
+from jaxnet.training.settings.check import check_config, check_fit, check_model, strategy_of
+from jaxnet.training.steps.hybrid import hybrid_strategy, param_kinds, sharded_layers
+from jaxnet.training.steps.initial import initial_values
+from jaxnet.training.steps.layout import Layout, make_layout
+from jaxnet.training.steps.local_step import Exchange, local_optimizer
+from jaxnet.training.steps.loss_scale import needs_scale
+from jaxnet.training.steps.resolutions import Phase, batch_shapes_at, check_resolutions, phases_of
+from jaxnet.training.steps.sent import what_is_sent
+from jaxnet.training.steps.sharded_dense import ShardedDense, with_sharded
+from jaxnet.training.steps.state import TrainState, first_state
+from jaxnet.training.steps.step import (
     Mode,
     Step,
     StepOptions,

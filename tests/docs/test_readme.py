@@ -12,7 +12,7 @@ import pytest
 import train
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.comm import STRATEGIES
-from jaxnet.training.config_file import load_config
+from jaxnet.training.settings.file import load_config
 from support.markdown import blocks, broken_links, check_python
 from support.programs import ROOT, clean_environment
 

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from jaxnet.checkpoints import Checkpoints
 from jaxnet.errors import InputError
-from jaxnet.training.stopping import StopSignal
+from jaxnet.training.run.stopping import StopSignal
 from support.checkpointing import flip_a_bit, largest_file, like, mesh_of, on
 from support.ranks import Ranks
 

@@ -16,7 +16,8 @@ LIMITS = ("watchdog.floor_seconds=2", "watchdog.factor=5")
 
 STUCK = """
 import time
-from jaxnet.training.watchdog import Alarm, Watchdog
+from jaxnet.training.run.alarm import Alarm
+from jaxnet.training.watchdog import Watchdog
 
 def waits_for_ever():
     time.sleep(600)

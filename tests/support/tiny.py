@@ -9,11 +9,11 @@ import optax
 from jaxnet import comm
 from jaxnet.models import CNN, ResNet, from_linen
 from jaxnet.training.augment import Augmentation
-from jaxnet.training.layout import Layout, make_layout
-from jaxnet.training.local_step import local_optimizer
 from jaxnet.training.loss import Pixels, classification_loss
-from jaxnet.training.state import first_state
-from jaxnet.training.step import StepOptions, make_train_step
+from jaxnet.training.steps.layout import Layout, make_layout
+from jaxnet.training.steps.local_step import local_optimizer
+from jaxnet.training.steps.state import first_state
+from jaxnet.training.steps.step import StepOptions, make_train_step
 
 IMAGE = (8, 8, 1)
 CLASSES = 10

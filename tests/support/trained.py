@@ -14,7 +14,7 @@ from jaxnet.data import Digits
 from jaxnet.models import CNN
 from jaxnet.training.config import Log
 from jaxnet.training.experiment import prepare
-from jaxnet.training.state import abstract_state
+from jaxnet.training.steps.state import abstract_state
 
 TEST = Digits().load("test")
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxnet.errors import InputError
-from jaxnet.training.compile_cache import compile_cache, private, prune
-from jaxnet.training.compiled_files import CompiledFiles
+from jaxnet.training.run.compile_cache import compile_cache, private, prune
+from jaxnet.training.run.compiled_files import CompiledFiles
 
 
 @pytest.fixture

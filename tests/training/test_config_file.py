@@ -14,10 +14,10 @@ from jaxnet.data import Digits, FashionMNIST, Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, ResNet, from_linen
 from jaxnet.training.config import Config
-from jaxnet.training.config_file import apply_override, load_config
-from jaxnet.training.config_keys import all_keys, default_values, differences, flatten, to_json
 from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.typed_value import conforms, parse_value
+from jaxnet.training.settings.file import apply_override, load_config
+from jaxnet.training.settings.keys import all_keys, default_values, differences, flatten, to_json
+from jaxnet.training.settings.typed_value import conforms, parse_value
 
 LEAVES = {
     int: st.integers(),

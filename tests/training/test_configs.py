@@ -8,11 +8,11 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.models import Heads, abstract_variables
-from jaxnet.training.config_check import check_fit, check_model
-from jaxnet.training.config_file import load_config
 from jaxnet.training.experiment import as_model
 from jaxnet.training.optimizer import learning_rate
-from jaxnet.training.resolutions import check_resolutions, phases_of
+from jaxnet.training.settings.check import check_fit, check_model
+from jaxnet.training.settings.file import load_config
+from jaxnet.training.steps.resolutions import check_resolutions, phases_of
 from support.programs import ROOT
 
 IMAGENET = sorted(path.stem for path in (ROOT / "configs").glob("imagenet_*.py"))

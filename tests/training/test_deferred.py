@@ -19,13 +19,13 @@ from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, from_linen
 from jaxnet.training.experiment import prepare
-from jaxnet.training.layout import make_layout
 from jaxnet.training.loss import Pixels, classification_loss
 from jaxnet.training.norms import Parts
 from jaxnet.training.optimizer import Optimizer, make_optimizer
 from jaxnet.training.plan_report import plan_json, plan_text
-from jaxnet.training.state import abstract_state, first_state
-from jaxnet.training.step import StepOptions, make_train_step
+from jaxnet.training.steps.layout import make_layout
+from jaxnet.training.steps.state import abstract_state, first_state
+from jaxnet.training.steps.step import StepOptions, make_train_step
 from support import tiny
 from support.checkpointing import assert_same_bits
 

@@ -18,15 +18,15 @@ from jaxnet.models import CNN
 from jaxnet.models.layers import ExampleDropout, batch_norm
 from jaxnet.training.augment import Augmentation
 from jaxnet.training.config import Config
-from jaxnet.training.config_check import check_config
 from jaxnet.training.ensemble import Ensemble, member_of
-from jaxnet.training.ensemble_evaluation import evaluate_ensemble, make_ensemble_eval_step
-from jaxnet.training.ensemble_report import ensemble_summary, ensemble_table
-from jaxnet.training.evaluation import evaluate, make_eval_step
 from jaxnet.training.experiment import prepare
 from jaxnet.training.optimizer import Optimizer
 from jaxnet.training.plan_report import plan_json
-from jaxnet.training.state import abstract_state
+from jaxnet.training.run.ensemble_report import ensemble_summary, ensemble_table
+from jaxnet.training.settings.check import check_config
+from jaxnet.training.steps.ensemble_evaluation import evaluate_ensemble, make_ensemble_eval_step
+from jaxnet.training.steps.evaluation import evaluate, make_eval_step
+from jaxnet.training.steps.state import abstract_state
 from support import tiny
 from support.checkpointing import assert_same_bits
 

@@ -13,12 +13,13 @@ import train
 from jaxnet import comm
 from jaxnet.checkpoints import Checkpoints
 from jaxnet.errors import InputError
-from jaxnet.training.config_check import check_config
-from jaxnet.training.finite import LOSS_SCALE, NOT_FINITE, SKIPPED
-from jaxnet.training.guard import Counts, Guard, Watch, spike_limit
-from jaxnet.training.loop import Loop
-from jaxnet.training.loss_scale import stored_scale
-from jaxnet.training.state import abstract_state
+from jaxnet.training.guard import Guard
+from jaxnet.training.run.loop import Loop
+from jaxnet.training.run.watch import Counts, Watch, spike_limit
+from jaxnet.training.settings.check import check_config
+from jaxnet.training.steps.finite import LOSS_SCALE, NOT_FINITE, SKIPPED
+from jaxnet.training.steps.loss_scale import stored_scale
+from jaxnet.training.steps.state import abstract_state
 from support import poison, training_runs
 from support.checkpointing import assert_same_bits
 from support.dark_digits import config_of

@@ -22,13 +22,13 @@ from jaxnet.models import VGG, AlexNet
 from jaxnet.models.layers import ExampleDropout
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import prepare
-from jaxnet.training.finite import non_finite
 from jaxnet.training.guard import Guard
 from jaxnet.training.optimizer import Optimizer
 from jaxnet.training.plan_report import plan_json, plan_text, wire_bytes_per_step
-from jaxnet.training.replicas import Replicas
-from jaxnet.training.sharded_dense import fewest_bytes
-from jaxnet.training.state import abstract_state
+from jaxnet.training.steps.finite import non_finite
+from jaxnet.training.steps.replicas import Replicas
+from jaxnet.training.steps.sharded_dense import fewest_bytes
+from jaxnet.training.steps.state import abstract_state
 from support.checkpointing import assert_same_bits
 
 IMAGE, CLASSES, SIZE, STEPS = (8, 8, 1), 8, 48, 8

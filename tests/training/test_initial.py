@@ -14,8 +14,8 @@ from jaxnet.errors import InputError
 from jaxnet.models import CNN, from_linen
 from jaxnet.training.config import Config, Log
 from jaxnet.training.experiment import prepare
-from jaxnet.training.initial import initial_values, weights_digest
 from jaxnet.training.optimizer import Optimizer
+from jaxnet.training.steps.initial import initial_values, weights_digest
 from jaxnet.weights import About, write_variables
 from support.refusals import says
 from train import train

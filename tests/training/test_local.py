@@ -19,7 +19,7 @@ from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.training.experiment import prepare
 from jaxnet.training.plan_report import plan_json, plan_text, wire_bytes_per_step
-from jaxnet.training.state import abstract_state
+from jaxnet.training.steps.state import abstract_state
 from support import tiny
 from support.checkpointing import assert_same_bits
 

@@ -7,10 +7,10 @@ import pytest
 
 from jaxnet.cluster.start import Cluster
 from jaxnet.report.stragglers import RankTimes
-from jaxnet.training import own_time, peers
-from jaxnet.training.ledger import Ledger
-from jaxnet.training.own_time import OwnTime
-from jaxnet.training.peers import Peers
+from jaxnet.training.run import own_time, peers
+from jaxnet.training.run.ledger import Ledger
+from jaxnet.training.run.own_time import OwnTime
+from jaxnet.training.run.peers import Peers
 
 
 class Clocks:

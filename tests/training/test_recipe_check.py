@@ -3,7 +3,7 @@
 import pytest
 
 from jaxnet.errors import InputError
-from jaxnet.training.config_file import load_config
+from jaxnet.training.settings.file import load_config
 from support.programs import ROOT
 from support.refusals import every, says
 

@@ -13,8 +13,8 @@ from tensorboardX.record_writer import masked_crc32c
 
 import train
 from jaxnet.errors import InputError
-from jaxnet.training.loop import Loop
-from jaxnet.training.records import NoRecords, Records, read_settings, write_whole
+from jaxnet.training.run.loop import Loop
+from jaxnet.training.run.records import NoRecords, Records, read_settings, write_whole
 from support.dark_digits import config_of
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from jaxnet import comm
 from jaxnet.comm.strategies.local import local_sgd
-from jaxnet.training.layout import make_layout
-from jaxnet.training.replicas import Replicas, described, leaf_hash
-from jaxnet.training.state import TrainState
+from jaxnet.training.steps.layout import make_layout
+from jaxnet.training.steps.replicas import Replicas, described, leaf_hash
+from jaxnet.training.steps.state import TrainState
 from support import poison
 from support.ranks import Ranks
 

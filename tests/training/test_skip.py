@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxnet.comm.strategies.local import local_sgd
-from jaxnet.training.finite import NOT_FINITE, SKIPPED, non_finite, not_finite_names
-from jaxnet.training.loss_scale import LossScale, first_scale
+from jaxnet.training.steps.finite import NOT_FINITE, SKIPPED, non_finite, not_finite_names
+from jaxnet.training.steps.loss_scale import LossScale, first_scale
 from support import poison
 from support.checkpointing import assert_same_bits
 

@@ -12,8 +12,8 @@ from jaxnet import comm
 from jaxnet.comm import STRATEGIES, named_strategy, takes_all_reduce
 from jaxnet.comm.mpi import all_reduce as by_ranks
 from jaxnet.errors import InputError
-from jaxnet.training.config_file import load_config
 from jaxnet.training.experiment import prepare
+from jaxnet.training.settings.file import load_config
 from support.refusals import DIGITS, refused
 
 ABLE = ["per_leaf", "flat", "caffe2", "ddp", "horovod", "mg_wfbp", "hierarchical", "fp16"]

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxnet.training import watchdog
-from jaxnet.training.heartbeat import named_missing
-from jaxnet.training.watchdog import Alarm, Watchdog
+from jaxnet.training.run.alarm import Alarm
+from jaxnet.training.run.heartbeat import named_missing
+from jaxnet.training.watchdog import Watchdog
 
 
 def seconds(monkeypatch, *times):
     clock = iter(times)
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("jaxnet.training.run.alarm.time.monotonic", lambda: next(clock))
 
 
 def test_the_limit_is_a_multiple_of_the_median_of_steps_without_what_came_between(monkeypatch):

@@ -1,0 +1,112 @@
+"""Compiled programs kept in a directory, so that a restart compiles nothing.
+
+What lies there is run as a program: so nobody else may be able to write to it.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from jaxnet.errors import InputError
+from jaxnet.training.run.compiled_files import CompiledFiles, use
+
+MOST_BYTES = 2 << 30
+
+_DIRECTORY = "jax_compilation_cache_dir"
+_SETTINGS: dict[str, object] = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+
+@contextlib.contextmanager
+def compile_cache(directory: Path) -> Iterator[None]:
+    """Inside, JAX keeps what it compiles in `directory`, and takes from there what it compiled before.
+
+    Where a user has given JAX a directory of their own, that stays. On the CPU every process writes its own programs,
+    elsewhere process 0 those of all; hosts with other processors have places of their own, because the programs are
+    made for one.
+
+    Raises InputError for a directory that cannot be made, belongs to another user, or that others can write to.
+    """
+    if getattr(jax.config, _DIRECTORY):
+        yield
+        return
+    place = private(directory) / _machine()
+    with _making(place):
+        place.mkdir(exist_ok=True)
+        prune(directory, MOST_BYTES)
+    settings = {_DIRECTORY: str(place), **_SETTINGS}
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        _set(settings)
+        use(CompiledFiles(place))
+        yield
+    finally:
+        _set(before)
+        use(None)
+
+
+def private(directory: Path) -> Path:
+    """The directory, made if need be, if no other user can write to it; else InputError."""
+    with _making(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    if found.st_uid != os.geteuid():
+        raise InputError(
+            f"compile_cache {directory} belongs to another user (uid {found.st_uid}), and what lies there would be run "
+            "as a program; give another directory, or compile_cache=none"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InputError(
+            f"compile_cache {directory} can be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), and "
+            f"what lies there would be run as a program; `chmod 700 {directory}` if you trust what is in it, or give "
+            "another directory"
+        )
+    return directory
+
+
+def prune(directory: Path, most_bytes: int) -> None:
+    """Delete the files that were not used for longest, until the others have no more than so many bytes."""
+    files = []
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another run is pruning, too
+            if path.is_file():
+                files.append((path.stat().st_mtime, path.stat().st_size, path))
+    excess = sum(size for _, size, _ in files) - most_bytes
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            return
+        path.unlink(missing_ok=True)
+        excess -= size
+
+
+@contextlib.contextmanager
+def _making(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"compile_cache {directory} cannot be used: {error.strerror}; give another, or compile_cache=none"
+        ) from error
+
+
+def _set(settings: dict[str, object]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)
+
+
+def _machine() -> str:
+    """A name for all hosts with the same processor: XLA's CPU programs use whatever that has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    traits = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))} or set(lines[:1]))
+    return f"{platform.machine()}-{hashlib.sha256(' '.join(traits).encode()).hexdigest()[:12]}"

@@ -1,0 +1,201 @@
+"""The loop: batch, step, log, evaluate, save, stop on a signal."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxnet.checkpoints import Enduring
+from jaxnet.data import Inputs
+from jaxnet.training.config import Config
+from jaxnet.training.experiment import Experiment
+from jaxnet.training.run.alarm import Alarm
+from jaxnet.training.run.evaluator import Evaluate
+from jaxnet.training.run.ledger import Ledger
+from jaxnet.training.run.pacing import Line, Pace
+from jaxnet.training.run.peers import Peers
+from jaxnet.training.run.profiling import ProfileWindow
+from jaxnet.training.run.progress import Display
+from jaxnet.training.run.rates import Rates
+from jaxnet.training.run.records import NoRecords, Records
+from jaxnet.training.run.recovery import Recovery, Stream
+from jaxnet.training.run.stopping import StopSignal
+from jaxnet.training.run.watch import Counts
+from jaxnet.training.settings.fingerprint import decoder
+from jaxnet.training.settings.keys import flatten
+from jaxnet.training.steps.finite import NOT_FINITE
+from jaxnet.training.steps.state import TrainState
+
+
+class Outcome(NamedTuple):
+    """How a loop ended.
+
+    Attributes:
+        state: the last.
+        step: steps done in all.
+        evaluation: the last; empty if there was none.
+        signal: name of the signal that stopped it, or None.
+        seconds: spent on training steps.
+        waited: part of them in which a batch was made and the devices had nothing to do when it came.
+        met: steps skipped, loss spikes and rollbacks, since the first step of the run.
+    """
+
+    state: TrainState
+    step: int
+    evaluation: dict[str, float]
+    signal: str | None
+    seconds: float
+    waited: float
+    met: Counts
+
+
+@dataclass
+class Loop:
+    """What surrounds the steps.
+
+    Attributes:
+        config: of the run.
+        experiment: of the run.
+        step: the compiled step.
+        evaluate: loss and accuracy of a state on the test split.
+        checkpoints: where states are saved.
+        records: where metrics are written.
+        display: what a person sees.
+        profile: the window of steps to trace.
+        inputs: what the model takes and gives, saved with each state for who uses it later.
+        stop: tells when to stop before the end.
+        recovery: what is done about numbers that go wrong.
+        alarm: ends a run that hangs.
+        ledger: where the time goes.
+        peers: what the processes tell each other.
+    """
+
+    config: Config
+    experiment: Experiment
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+    evaluate: Evaluate
+    checkpoints: Enduring
+    records: Records | NoRecords
+    display: Display
+    profile: ProfileWindow
+    inputs: Inputs
+    stop: StopSignal
+    recovery: Recovery
+    alarm: Alarm
+    ledger: Ledger
+    peers: Peers
+
+    def __post_init__(self) -> None:
+        self._settings = flatten(self.config)
+        self._pace = Pace(self.config.log.every_steps)
+        self._rates = Rates(self.experiment.learning_rate, self.config.log.every_steps)
+
+    def run(self, state: TrainState, batches: Stream, step: int) -> Outcome:
+        """Train from `step` to the end or to a signal, and save the last state."""
+        config, total, evaluation = self.config, self.experiment.total_steps, {}
+        eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
+        with self.stop as stop, self.ledger.during("step"):
+            stopped = step >= total
+            while not stopped:
+                state = self._one(state, batches, step)
+                step += 1
+                if back := self.recovery.must_go_back:
+                    state = self._gone_back(state, step)
+                signalled = stop.should_stop(step)
+                stopped = signalled or step == total
+                evaluated = step == total or (_is_due(step, eval_every) and not signalled)
+                saving = stopped or evaluated or back or step % config.checkpoints.every_steps == 0
+                if (earlier := self._repaired(state, step, saving)) is not None:
+                    (state, step), stopped = earlier, signalled
+                    self.ledger.went_back(step)
+                    batches.rewind(step)
+                    continue
+                if evaluated:
+                    evaluation = self._evaluate(state, step)
+                if saving:
+                    self._save(state, step, evaluation if evaluated else None)
+            self._log(self._pace.drain(last=True))
+            self.recovery.drain()
+            self.alarm.ended(step)
+            self.profile.close()
+            with self.ledger.during("checkpoint"):
+                self.checkpoints.wait()
+            if step < total:
+                self.display.say(f"stopped by {stop.signal_name} after step {step}; run again to continue")
+        seconds, waited = self._pace.seconds, self._pace.waited
+        signal = stop.signal_name if step < total else None
+        return Outcome(state, step, evaluation, signal, seconds, waited, self.recovery.counts)
+
+    def _one(self, state: TrainState, batches: Stream, step: int) -> TrainState:
+        self.profile.before(step)
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - asked if self._pace.is_idle() else 0.0
+        self.ledger.waited(waited)
+        state, metrics = self.step(state, batch)
+        plain = {name: value for name, value in metrics.items() if name != NOT_FINITE}
+        self._log(self._pace.push(step + 1, plain, waited))
+        self.recovery.push(step + 1, metrics)
+        self.profile.after(step, state)
+        self.display.advance(step + 1)
+        self.alarm.stepped(step + 1)
+        self.ledger.reached(step + 1)
+        self.peers.own.stepped(self._pace.blocked)
+        return state
+
+    @contextlib.contextmanager
+    def _aside(self, what: str, kind: str = "other") -> Iterator[None]:
+        """Inside, something is done that is no step; `kind` is that of the ledger."""
+        with self._pace.paused(), self.alarm.during(what), self.ledger.during(kind):
+            yield
+        self.peers.own.pause()
+
+    def _gone_back(self, state: TrainState, step: int) -> TrainState:
+        self._log(self._pace.drain())
+        with self._aside("a rollback"):
+            return self.recovery.gone_back(state, step)
+
+    def _repaired(self, state: TrainState, step: int, saving: bool) -> tuple[TrainState, int] | None:
+        if not self.recovery.asks(step, saving=saving):
+            return None
+        self._log(self._pace.drain())
+        with self._aside("the comparison of devices"):
+            return self.recovery.repaired(state, step)
+
+    def _log(self, lines: Iterator[Line]) -> None:
+        for step, values in lines:
+            values |= {
+                "examples_per_second": self.config.batch_size / values["step_seconds"],
+                "learning_rate": self._rates(step),
+                "epoch": step / self.experiment.steps_per_epoch,
+            }
+            self.records.write(step, "train", values)
+            self.display.training(step, values)
+            self.peers.share()
+
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
+        self._log(self._pace.drain())
+        with self._aside("an evaluation", "evaluation"):
+            result = self.evaluate(state)
+            damaged = self.peers.gather().damaged
+        self.records.write(step, "test", {**result, **({"damaged_records": damaged} if damaged else {})})
+        self.display.evaluation(step, result)
+        return result
+
+    def _save(self, state: TrainState, step: int, evaluation: dict[str, float] | None) -> None:
+        self._log(self._pace.drain())
+        self.recovery.drain()
+        with self._aside("a checkpoint", "checkpoint"):
+            met = self.recovery.counts._asdict()
+            said = {"config": self._settings, "inputs": self.inputs.as_json(), **decoder(self.config)}
+            extra = {**said, "next_step": step, "guard": met}
+            whole = self.experiment.layout.whole(state)
+            self.checkpoints.save(step, whole, extra=extra, metrics=evaluation)
+
+
+def _is_due(step: int, every: float) -> bool:
+    """Whether `step` is the one nearest to a multiple of `every`, which may be a fraction."""
+    return round(round(step / every) * every) == step

@@ -1,0 +1,34 @@
+"""The final figures of a run: what summary.json holds."""
+
+from typing import Any
+
+from jaxnet.training.config import Config
+from jaxnet.training.experiment import Experiment
+from jaxnet.training.plan_report import wire_bytes_per_step
+from jaxnet.training.run.ensemble_report import ensemble_summary
+from jaxnet.training.run.loop import Outcome
+from jaxnet.training.run.peers import Met
+from jaxnet.training.run.place import Place
+
+
+def summarize(
+    config: Config, experiment: Experiment, place: Place, outcome: Outcome, first_step: int, met: Met
+) -> dict[str, Any]:
+    """The figures of a run whose last attempt began after `first_step` steps."""
+    steps = outcome.step - first_step
+    return {
+        "steps": outcome.step,
+        "finished": outcome.step >= experiment.total_steps,
+        **ensemble_summary(config, outcome.evaluation),
+        "strategy": experiment.strategy.name,
+        "wire_bytes_per_step": wire_bytes_per_step(experiment, place.mesh),
+        "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,
+        "examples_per_second": steps * config.batch_size / outcome.seconds if steps else 0.0,
+        "train_seconds": outcome.seconds,
+        **outcome.met._asdict(),
+        "mesh": experiment.mesh_over_ranks(place.mesh),
+        "processes": place.cluster.process_count,
+        "seed": config.seed,
+        "damaged_records": met.damaged,
+        "stragglers": [each._asdict() for each in met.stragglers],
+    }

@@ -1,0 +1,1 @@
+"""A config from its file and the command line, checked before anything runs."""
