@@ -10,12 +10,12 @@ from jaxnet.comm import AXES, AllReduce, Collective, Reducer, Sharded, Strategy,
 from jaxnet.training.config import Config
 from jaxnet.training.norms import Parts
 from jaxnet.training.optimizer import optimizer_plan
+from jaxnet.training.steps.device_step import mean_plan, one_message
 from jaxnet.training.steps.finite import guard_plan
 from jaxnet.training.steps.hybrid import layers_plan
 from jaxnet.training.steps.layout import Layout
 from jaxnet.training.steps.local_step import Exchange, exchanged, local_plan
 from jaxnet.training.steps.sharded_dense import ShardedDense
-from jaxnet.training.steps.step import planned_collectives
 
 _METRICS = 2  # loss and accuracy
 
@@ -45,8 +45,9 @@ def what_is_sent(
         return Sent(*local_plan(strategy, exchange, total_steps, mesh.shape), exchange)
     if travels is None:
         return Sent((), (), None)
-    merged = None if config.batch_norm == "global" else state.stats
-    planned = planned_collectives(travels, state.params, merged, _METRICS, mesh, sums)
+    merged = None if config.batch_norm == "global" else state.stats  # running averages that differ between devices
+    planned = travels.plan(state.params, mesh.shape).collectives
+    planned += mean_plan(merged, _METRICS, mesh.shape, one_message(sums))
     if axes := AXES if strategy.sharded is not None else layout.cut_axes:
         norms = optimizer_plan(config.optimizer, Parts(state.params, axes), mesh.shape)
         planned += tuple(dataclasses.replace(norm, elements=norm.elements * config.ensemble.members) for norm in norms)

@@ -1,8 +1,8 @@
-"""The training step in its four modes: the same arithmetic, mapped over the mesh in different ways."""
+"""The training step of a strategy in one of four modes: the same arithmetic, mapped over the mesh in different ways."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import optax
@@ -13,27 +13,20 @@ from jaxnet.comm import (
     DEVICE,
     HOST,
     AllReduce,
-    Collective,
-    Reducer,
     Sharded,
     Strategy,
     all_reduce,
-    compiler_options,
     mesh_size,
-    one_per_device,
     parts_in_order,
-    replicated,
     scheduled,
-    split_by_example,
 )
-from jaxnet.models import network_options
-from jaxnet.training.loss import Batch, LossFn, PyTree
-from jaxnet.training.steps.device_step import Metrics, StepFn, device_step, global_step, mean_plan, one_message
+from jaxnet.training.loss import LossFn
+from jaxnet.training.steps.device_step import device_step, global_step, one_message
 from jaxnet.training.steps.finite import Skip
-from jaxnet.training.steps.layout import OWN, Layout
+from jaxnet.training.steps.layout import Layout
 from jaxnet.training.steps.local_step import local_step
+from jaxnet.training.steps.mapped import jitted, pmapped, same_but_comm, shard_mapped
 from jaxnet.training.steps.pieces_step import PiecesStep
-from jaxnet.training.steps.state import TrainState
 
 Mode = Literal["shard_map", "jit", "pmap", "pieces"]
 Step = jax.stages.Wrapped | PiecesStep
@@ -115,7 +108,7 @@ def make_train_step(
             *(loss_fn, optimizer, mesh_size(mesh), options.microbatches, options.average_decay),
             skip=Skip() if options.skip else None,
         )
-        return _jit(step, mesh)
+        return jitted(step, mesh)
     if options.mode == "pieces":
         return PiecesStep(
             *(loss_fn, optimizer, strategy, mesh, options.order, options.microbatches, options.average_decay),
@@ -129,9 +122,9 @@ def make_train_step(
         skip=Skip(layout.cut_axes if layout else ()) if options.skip else None,
     )
     if options.mode == "pmap":
-        return _pmap(step, mesh)
-    everywhere = _state_like(PartitionSpec(), PartitionSpec(HOST, DEVICE))
-    return _shard_map(step, mesh, layout.specs if layout and layout.cut_axes else everywhere)
+        return pmapped(step, mesh)
+    everywhere = same_but_comm(PartitionSpec(), PartitionSpec(HOST, DEVICE))
+    return shard_mapped(step, mesh, layout.specs if layout and layout.cut_axes else everywhere)
 
 
 def _deferred(
@@ -152,7 +145,7 @@ def _deferred(
         gather=lambda parts: shards.gather(parts, shapes),
         skip=Skip(AXES) if options.skip else None,
     )
-    return _shard_map(step, mesh, layout.specs)
+    return shard_mapped(step, mesh, layout.specs)
 
 
 def _local(
@@ -173,7 +166,7 @@ def _local(
         *(loss_fn, optimizer, averaging, reducer, mesh_size(mesh), options.microbatches, options.average_decay),
         skip=Skip() if options.skip else None,
     )
-    return _shard_map(step, mesh, layout.specs)
+    return shard_mapped(step, mesh, layout.specs)
 
 
 def scheduled_parts(strategy: Strategy, order: Sequence[int] | None = None) -> Sharded | None:
@@ -181,102 +174,3 @@ def scheduled_parts(strategy: Strategy, order: Sequence[int] | None = None) -> S
     if strategy.sharded is None or order is None:
         return strategy.sharded
     return parts_in_order(order, strategy.sharded)
-
-
-def planned_collectives(
-    reducer: Reducer | Sharded,
-    params: PyTree,
-    merged_stats: PyTree,
-    metrics: int,
-    mesh: Mesh,
-    all_reduce: AllReduce = all_reduce,
-) -> tuple[Collective, ...]:
-    """What a step sends: the gradients, and one small message of metrics and running averages.
-
-    With parts also the parameters; what the optimizer sends is not among it.
-
-    Args:
-        reducer: as `scheduled` or `scheduled_parts` gives it.
-        params: shapes of the parameters, which are those of the gradients.
-        merged_stats: shapes of the running averages that differ between devices; None with global BatchNorm.
-        metrics: how many there are.
-        mesh: axes ('host', 'device').
-        all_reduce: as in `StepOptions`.
-    """
-    gradients = reducer.plan(params, mesh.shape).collectives
-    return gradients + mean_plan(merged_stats, metrics, mesh.shape, one_message(all_reduce))
-
-
-def _state_like(other: Any, comm: Any) -> TrainState:
-    """One value for every field of the state but `comm`: the reducer's state alone differs between devices."""
-    return TrainState(other, other, other, other, comm, other, other, other)
-
-
-def _shard_map(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrapped:
-    def on_device(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        own = jax.tree.map(lambda spec, leaf: _without_place(leaf) if spec == OWN else leaf, specs, state)
-        new, metrics = step(own, batch)
-        return jax.tree.map(lambda spec, leaf: _with_place(leaf) if spec == OWN else leaf, specs, new), metrics
-
-    split, everywhere = PartitionSpec(AXES), PartitionSpec()
-    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, split), out_specs=(specs, everywhere))
-    return jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh))
-
-
-def _without_place(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[0, 0], tree)
-
-
-def _with_place(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[None, None], tree)
-
-
-def _jit(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
-    everywhere = replicated(mesh)
-    return jax.jit(
-        step,
-        donate_argnums=0,
-        in_shardings=(everywhere, split_by_example(mesh)),
-        out_shardings=(everywhere, everywhere),
-        compiler_options=network_options(mesh.devices.flat[0].platform),
-    )
-
-
-def _pmap(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
-    if mesh.shape[HOST] != 1:
-        raise ValueError(f"mode 'pmap' has one mesh axis and takes a mesh of one host, got {mesh.shape[HOST]} hosts")
-    # pmap binds one axis; a vmap over an axis of size 1 binds the other, so that reducers run unchanged.
-    # The reducer's state, [hosts, devices, ...], is cut along its second dim by pmap, its first by vmap.
-    one_host = jax.vmap(step, (_state_like(None, 0), 0), 0, axis_name=HOST, axis_size=1)
-    first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)  # noqa: E731
-
-    def on_device(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        new, metrics = one_host(state, jax.tree.map(lambda x: x[None], batch))
-        return first(new)._replace(comm=new.comm), first(metrics)
-
-    devices = list(mesh.devices.flat)
-    mapped = jax.pmap(
-        on_device,
-        DEVICE,
-        in_axes=(_state_like(None, 1), 0),
-        out_axes=(_state_like(None, 1), None),
-        devices=devices,
-    )
-
-    def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        return mapped(state, jax.tree.map(lambda x: x.reshape(len(devices), -1, *x.shape[1:]), batch))
-
-    everywhere = replicated(mesh)
-    shardings = _state_like(everywhere, one_per_device(mesh))
-    return jax.jit(
-        on_mesh,
-        donate_argnums=0,
-        in_shardings=(shardings, split_by_example(mesh)),
-        out_shardings=(shardings, everywhere),
-        compiler_options=_options(mesh),
-    )
-
-
-def _options(mesh: Mesh) -> dict[str, str | int | bool]:
-    platform = mesh.devices.flat[0].platform
-    return {**compiler_options(platform), **network_options(platform)}
