@@ -45,7 +45,7 @@ format: install  ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install  ## run the benchmarks, or one: make bench BENCH=benchmarks/data_rate.py
+bench: install  ## run a benchmark: make bench BENCH=benchmarks/data_rate.py; without BENCH all, for hours, some as root
 	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 hooks: install  ## check every commit before it is made

@@ -77,7 +77,8 @@ def check(words):
         case ["jaxnet", "launch", *arguments] if "--dry-run" in arguments:
             ask(words)
         case ["jaxnet", "launch", *arguments]:
-            check(launched(["launch", *arguments]))
+            inner = launched(["launch", *arguments])
+            check([inner[0].removeprefix(".venv/bin/"), *inner[1:]])
         case ["jaxnet", *_]:
             ask(words)
         case _:

@@ -40,7 +40,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The config that a run has written, as `config_file.flatten` gives it."""
+    """The config that a run has written, as `settings.keys.flatten` gives it."""
     try:
         settings = json.loads(path.read_text())
         if isinstance(settings, dict):
