@@ -20,7 +20,7 @@ from jaxnet.cluster.leave import leave
 from jaxnet.cluster.progress import noted
 from jaxnet.cluster.start import start
 from jaxnet.data import Inputs, Source, inputs_of
-from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.errors import InputError, exit_cleanly, say
 from jaxnet.report.goodput import ending_text
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment, prepare
@@ -36,14 +36,15 @@ from jaxnet.training.run.loop import Loop, Outcome
 from jaxnet.training.run.peers import Met, Peers
 from jaxnet.training.run.place import Place, meet
 from jaxnet.training.run.profiling import ProfileWindow, write_programs
-from jaxnet.training.run.progress import Display, show_warnings
+from jaxnet.training.run.progress import Display, say_warning, show_warnings
 from jaxnet.training.run.records import NoRecords, Records, write_whole, writing
 from jaxnet.training.run.recovery import Recovery
 from jaxnet.training.run.stopping import StopSignal
 from jaxnet.training.run.summary import summarize
-from jaxnet.training.run.workdir import Fence, opened
+from jaxnet.training.run.workdir import Fence, finished, opened
 from jaxnet.training.settings.file import load_config
 from jaxnet.training.settings.keys import to_json
+from jaxnet.training.settings.recipe import endless_warmup
 
 
 class Run(NamedTuple):
@@ -95,14 +96,17 @@ def ready(
     source, test_source = config.data.load("train"), config.data.load("test")
 
     # ---- Model, optimizer, strategy, step: shapes and functions, no arrays yet ----------------------------
-    experiment = prepare(config, place.mesh, source)
+    experiment = prepare(config, place.mesh, source, test_source)
 
     # ---- Workdir: held by this run alone; what was compiled before lies there -----------------------------
     fence = during.enter_context(opened(workdir, config, place, ledger, allow_config_change=allow_config_change))
 
     # ---- State: restored from the newest good checkpoint, or made on the mesh -----------------------------
     checkpoints = open_checkpoints(config, workdir, place, fence)
+    during.enter_context(finished(checkpoints, place, alarm))
     beginning = begin(config, experiment, place, checkpoints)
+    if place.primary and (warning := endless_warmup(config, experiment.steps_per_epoch, experiment.total_steps)):
+        say_warning(warning)
 
     # ---- Step: compiled once for each size of images, and checked against the plan ------------------------
     step = compile_step(experiment, beginning.state, place, ledger)
@@ -171,13 +175,13 @@ def end(run: Run, outcome: Outcome, met: Met, started: float, quiet: bool) -> di
     summary["not_saved"] = run.checkpoints.unsaved
     account = run.ledger.close()
     if account and not quiet:
-        print(ending_text(account))
+        say(ending_text(account), sys.stdout)
     if run.place.primary:
         with writing(path):
             run.fence()
         write_whole(path, json.dumps(summary, indent=2) + "\n")
         if not quiet and (table := ensemble_table(summary)):
-            print(table)
+            say(table, sys.stdout)
     return summary
 
 
@@ -213,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ledger=Ledger(process_start()),
         )
     if start().process_index == 0:  # the processes have been joined above
-        print(json.dumps(summary))
+        say(json.dumps(summary), sys.stdout)
     if summary.get("not_saved"):
         raise InputError(f"the last checkpoint is missing: {summary['not_saved']}")
     return 0

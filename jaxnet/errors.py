@@ -1,11 +1,17 @@
-"""The one exception for what a user can mend, and how a command ends when it is raised."""
+"""The one exception for what a user can mend, how a command ends when it is raised, and output that may fail."""
 
+import os
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn, TextIO
 
 BAD_INPUT_STATUS = 2
 INTERRUPTED_STATUS = 130
+
+_dropping = threading.Lock()
 
 
 class InputError(Exception):
@@ -17,10 +23,41 @@ class InputError(Exception):
     """
 
 
-def say(line: str) -> None:
-    """Print a line on stderr in one write: of several processes, mpirun mixes what comes in pieces."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+def say(line: str, stream: TextIO | None = None) -> None:
+    """Print a line on `stream`, else stderr, in one write: of several processes, mpirun mixes what comes in pieces.
+
+    Never fails for a reason of the system, see `spared`.
+    """
+    stream = stream or sys.stderr
+    with spared(stream):
+        stream.write(f"{line}\n")
+        stream.flush()
+
+
+@contextmanager
+def spared(stream: IO[Any]) -> Iterator[None]:
+    """A failure inside to write to `stream` is none of the program: what it did not take is dropped.
+
+    So on a full disk. Where nobody reads any more, as after `| head`, the stream leads nowhere from then on.
+    """
+    try:
+        yield
+    except OSError as error:
+        drop(stream, error)
+
+
+def drop(stream: IO[Any], error: OSError) -> None:
+    """Empty a `stream` that failed with `error`: it would try what it holds again with each line and at the exit."""
+    with _dropping, suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+        file = stream.fileno()
+        before = os.dup(file)
+        os.dup2(nowhere.fileno(), file)
+        try:
+            stream.flush()
+        finally:
+            if not isinstance(error, BrokenPipeError):
+                os.dup2(before, file)
+            os.close(before)
 
 
 def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:

@@ -4,6 +4,7 @@ from jaxnet.checkpoints.checkpoints import Checkpoints as Checkpoints
 from jaxnet.checkpoints.checkpoints import NotSaved as NotSaved
 from jaxnet.checkpoints.checkpoints import Restored as Restored
 from jaxnet.checkpoints.consensus import Consensus as Consensus
+from jaxnet.checkpoints.defaults import Replaceable as Replaceable
 from jaxnet.checkpoints.enduring import Enduring as Enduring
 from jaxnet.checkpoints.files import Best as Best
 from jaxnet.checkpoints.heartbeat import Heartbeat as Heartbeat

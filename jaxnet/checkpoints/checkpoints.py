@@ -17,20 +17,21 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.consensus import Consensus
-from jaxnet.checkpoints.defaults import NO_DEFAULTS, as_stored, filled
+from jaxnet.checkpoints.defaults import NO_DEFAULTS, Replaceable
 from jaxnet.checkpoints.failures import LOST, why_not
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
-from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
+from jaxnet.checkpoints.leaves import described, named_leaves, nested
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.checkpoints.noise import silence_orbax
+from jaxnet.checkpoints.restoring import read_state
 from jaxnet.checkpoints.storage import Storage
 from jaxnet.errors import InputError
 
@@ -42,11 +43,19 @@ class NotSaved(InputError):
 
 
 class Restored(NamedTuple):
-    """What a checkpoint held: the arrays as `like` asked for them, and `extra` as it was given to save."""
+    """What a checkpoint held.
+
+    Attributes:
+        step: its number.
+        state: the arrays as `like` asked for them.
+        extra: as it was given to save.
+        replaced: dtype and shape, by name, of what it holds of leaves that were made anew; empty if none was.
+    """
 
     step: int
     state: Any
     extra: dict[str, Any]
+    replaced: Mapping[str, str] = MappingProxyType({})
 
 
 class Checkpoints:
@@ -133,7 +142,12 @@ class Checkpoints:
         return self._files.steps()
 
     def restore_latest(
-        self, like: Any, *, up_to: int | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+        self,
+        like: Any,
+        *,
+        up_to: int | None = None,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
+        replaceable: Replaceable | None = None,
     ) -> Restored | None:
         """The newest step that is as it was written, in the shardings of `like`; None where no step is.
 
@@ -145,6 +159,7 @@ class Checkpoints:
             like: what to restore.
             up_to: only this step and those before it.
             defaults: values of leaves, by name, that a checkpoint may lack or have in excess.
+            replaceable: leaves that may differ in any way, and are then not read but made.
         """
         self.wait()
         found = Survey(*self._consensus.decided(lambda: self._files.survey(up_to)))
@@ -158,14 +173,13 @@ class Checkpoints:
             )
         if self._consensus.primary:
             for step, damage in found.damaged:
-                place = self._files.set_aside(step)
                 _log.warning(
-                    "checkpoint step %d is damaged: %s; continuing from step %d; the damaged one is now %s",
-                    *(step, damage, found.step, place),
+                    "checkpoint step %d is damaged: %s; continuing from step %d; the damaged one %s",
+                    *(step, damage, found.step, self._set_aside(step)),
                 )
         if up_to is None:
             self._newest = found.step
-        return self._restore(found.step, found.about, like, defaults)
+        return self._restore(found.step, found.about, like, defaults, replaceable)
 
     def restore(self, step: int, like: Any) -> Restored:
         """That step in the shardings of `like`; raises InputError when it is absent, damaged or unlike."""
@@ -228,29 +242,24 @@ class Checkpoints:
         except OSError as error:
             _log.warning("old checkpoints in %s could not be deleted: %s", self._files.root, error)
 
+    def _set_aside(self, step: int) -> str:
+        try:
+            return f"is now {self._files.set_aside(step)}"
+        except OSError as error:
+            return f"stays there, because it cannot be moved: {error.strerror}"
+
     def _restore(
-        self, step: int, about: Mapping[str, Any], like: Any, defaults: Mapping[str, Any] = NO_DEFAULTS
+        self,
+        step: int,
+        about: Mapping[str, Any],
+        like: Any,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
+        replaceable: Replaceable | None = None,
     ) -> Restored:
-        wanted = named_leaves(like)
-        asked = as_stored(about["leaves"], wanted, defaults)
-        wrong = differences(about["leaves"], described(asked))
-        if wrong:
-            more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise InputError(
-                f"{self._files.path(step)} holds another state than this program trains: "
-                f"{'; '.join(wrong[:5])}{more}. "
-                "Use the configuration that it was saved with, or another directory"
-            )
-        # Leaves without elements are not stored, because Orbax refuses them.
-        leaves = {name: filled(leaf, 0) for name, leaf in asked.items() if not leaf.size}
-        leaves |= {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
-        stored = {name: leaf for name, leaf in asked.items() if leaf.size}
-        arrays = self._storage.restore(self._files.path(step) / "state", nested(stored))
-        names = jax.tree.leaves(nested({name: name for name in stored}))
-        leaves.update(zip(names, jax.tree.leaves(arrays), strict=True))
+        where = self._files.path(step)
+        state, replaced = read_state(where, about["leaves"], like, defaults, replaceable)
         self._current = step
-        state = jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted])
-        return Restored(step, state, about["extra"])
+        return Restored(step, state, about["extra"], replaced)
 
     def _require_usable(self) -> str:
         """Return a name that no other run in this directory has."""

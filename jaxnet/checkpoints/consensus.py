@@ -11,6 +11,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
+from jaxnet.errors import InputError
+
 # Seconds that processes wait for each other; Orbax gives a write as long.
 _PATIENCE = 20 * 60
 
@@ -31,14 +33,20 @@ class Consensus:
         self._attempt = 0
 
     def decided(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on process 0, as JSON carries it; called only there, it may take long."""
+        """What `make` returns on process 0, as JSON carries it; called only there, it may take long.
+
+        An InputError that it raises there is raised on all.
+        """
         if jax.process_count() == 1:
             return make()
-        text = json.dumps(make()).encode() if self.primary else b""
+        text = json.dumps(_value_or_error(make)).encode() if self.primary else b""
         self.barrier()  # a collective would have less patience
         size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
         padded = np.frombuffer(text.ljust(size, b" "), np.uint8)
-        return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
+        value, error = json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
+        if error is not None:
+            raise InputError(error)
+        return value
 
     def barrier(self) -> None:
         """Wait for all; nothing runs on the devices, so that a thread beside the training may call it."""
@@ -91,6 +99,13 @@ class Consensus:
                 raise OSError(f"{count - len(there)} of {count} processes did not come within {seconds:.0f} s")
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
+
+
+def _value_or_error(make: Callable[[], Any]) -> tuple[Any, str | None]:
+    try:
+        return make(), None
+    except InputError as error:
+        return None, str(error)
 
 
 def _client() -> Any:

@@ -1,13 +1,35 @@
-"""Leaves that a program has and an older checkpoint lacks, or the other way round."""
+"""Leaves that a program has and a checkpoint lacks, or the other way round, or that both have in other shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+T = TypeVar("T")
+
+
+class Replaceable(NamedTuple):
+    """Leaves that can be made anew where those of a checkpoint do not fit: all of them, or none.
+
+    Attributes:
+        under: how their names begin.
+        make: a pytree of them, with the names that they have in the state.
+    """
+
+    under: str
+    make: Callable[[], Any]
+
+    def fit(self, stored: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+        """Whether two descriptions share these leaves."""
+        return self.parted(stored)[0] == self.parted(wanted)[0]
+
+    def parted(self, leaves: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
+        """Those of `leaves`, by name, and all others."""
+        own = {name: leaf for name, leaf in leaves.items() if name.startswith(self.under)}
+        return own, {name: leaf for name, leaf in leaves.items() if name not in own}
 
 
 def as_stored(stored: Mapping[str, str], wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

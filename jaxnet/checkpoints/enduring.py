@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxnet.checkpoints.checkpoints import Checkpoints, NotSaved, Restored
-from jaxnet.checkpoints.defaults import NO_DEFAULTS
+from jaxnet.checkpoints.defaults import NO_DEFAULTS, Replaceable
 from jaxnet.checkpoints.one_writer import OneWriter
 
 
@@ -33,11 +33,16 @@ class Enduring:
         self._try(self._own.wait)
 
     def restore_latest(
-        self, like: Any, *, up_to: int | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+        self,
+        like: Any,
+        *,
+        up_to: int | None = None,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
+        replaceable: Replaceable | None = None,
     ) -> Restored | None:
         """As `Checkpoints.restore_latest`."""
         self.wait()
-        return self._own.restore_latest(like, up_to=up_to, defaults=defaults)
+        return self._own.restore_latest(like, up_to=up_to, defaults=defaults, replaceable=replaceable)
 
     def close(self) -> None:
         """As `Checkpoints.close`, but for failures of the storage."""

@@ -7,12 +7,14 @@ each step either as it was or as it should become.
 import contextlib
 import itertools
 import math
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import manifest
+from jaxnet.errors import InputError
 
 _SAVING = ".saving"
 _DELETING = ".deleting"
@@ -54,7 +56,8 @@ class CheckpointFiles:
 
     def steps(self) -> list[int]:
         """The steps that have been published, in ascending order."""
-        names = (path.name for path in self.root.iterdir() if path.is_dir())
+        with os.scandir(self.root) as entries:  # which asks for no more than the names, also where one cannot be read
+            names = [entry.name for entry in entries if entry.is_dir()]
         return sorted(int(name) for name in names if name.isdecimal() and name == self.path(int(name)).name)
 
     def sweep(self) -> None:
@@ -77,7 +80,7 @@ class CheckpointFiles:
         """Delete the steps that are neither among the newest `keep` nor the best.
 
         Only steps with a manifest and all their files at full length are counted, and only they are deleted:
-        a damaged step neither crowds out a good one nor disappears.
+        a step that is damaged or cannot be read neither crowds out a good one nor disappears.
         """
         whole = self._whole()
         kept = set(sorted(whole)[-keep:])
@@ -99,8 +102,11 @@ class CheckpointFiles:
         return Survey(None, {}, damaged)
 
     def examine(self, step: int) -> Survey:
-        """Read every byte of one step. A step that is absent is neither whole nor damaged."""
-        if not self.path(step).is_dir():
+        """Read every byte of one step. A step that is absent is neither whole nor damaged.
+
+        Raises InputError, as `survey`, where this user may not read it.
+        """
+        if step not in self.steps():
             return Survey(None, {}, [])
         try:
             about = manifest.check(self.path(step)).about
@@ -127,7 +133,7 @@ class CheckpointFiles:
     def _whole(self) -> dict[int, Mapping[str, Any]]:
         found: dict[int, Mapping[str, Any]] = {}
         for step in self.steps():
-            with contextlib.suppress(manifest.Damaged):
+            with contextlib.suppress(manifest.Damaged, InputError):
                 found[step] = manifest.skim(self.path(step)).about
         return found
 

@@ -35,8 +35,8 @@ class Lock:
     """The right to write in `directory`, from now on. Call `beat` every `BEAT_SECONDS` while holding it.
 
     Another run's lock is in the way while that run lives. On the same machine the system says whether it does. On
-    another host its file is watched: if its time changes, or the file system says that it is locked, the run lives; if
-    it has not changed for `patience` seconds, this run takes over.
+    another host its file is watched: if its time changes, the run lives; if it has not changed for `patience` seconds,
+    this run takes over.
 
     Raises InputError, naming the owner, when the directory is in use, and when it cannot be written.
     """
@@ -120,11 +120,13 @@ class Lock:
     def _lives(self, path: Path, owner: Owner | None) -> bool:
         if owner is not None and (runs := owner.runs()) is not None:
             return runs
+        here = owner is None or owner.boot == Owner.this(locked=False).boot != ""
         free = _can_be_locked(path)
-        if free is False:
+        if here and free is False:
             return True
-        if free and owner is not None and owner.locked and owner.boot == Owner.this(locked=False).boot != "":
+        if here and free and owner is not None and owner.locked:
             return False  # in another container of this machine, which keeps one table of locks
+        # A file server keeps the lock of a host that died: for 90 s with NFSv4, with NFSv3 until that host is back.
         return self._beats(path)
 
     def _beats(self, path: Path) -> bool:

@@ -5,6 +5,7 @@ The manifest closes that gap. It is the last file written into a directory, and 
 follows from its content alone and holds a digest of that content, so that a change of any byte of it shows.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -12,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxnet.errors import InputError
+
 NAME = "manifest.json"
+_GONE = (errno.EIO, errno.ESTALE)  # what a failing disk and a file server say of a file that does not come back
 
 
 class File(NamedTuple):
@@ -61,8 +65,9 @@ def flush_directory(directory: Path) -> None:
 def check(directory: Path) -> Manifest:
     """The manifest of `directory`, after every byte of every file that it lists was read and found right.
 
-    Raises Damaged naming the files that are missing or differ in size or digest. A file that the manifest
-    does not list is no damage: nothing in the sealed files refers to it.
+    Raises Damaged naming the files that are missing, differ in size or digest, or cannot be read because the disk
+    fails. A file that the manifest does not list is no damage: nothing in the sealed files refers to it. Raises
+    InputError where they cannot be read for another reason, such as a permission, which says nothing about them.
     """
     return _require(directory, lambda path, file: _size_fault(path, file) or _content_fault(path, file))
 
@@ -74,7 +79,8 @@ def skim(directory: Path) -> Manifest:
 
 def _require(directory: Path, fault: Callable[[Path, File], str]) -> Manifest:
     manifest = _read(directory)
-    faults = [f"{name} {what}" for name, file in manifest.files.items() if (what := fault(directory / name, file))]
+    found = ((name, _found(directory / name, file, fault)) for name, file in manifest.files.items())
+    faults = [f"{name} {what}" for name, what in found if what]
     if faults:
         raise Damaged("; ".join(faults[:3]) + (f"; and {len(faults) - 3} files more" if len(faults) > 3 else ""))
     return manifest
@@ -82,9 +88,10 @@ def _require(directory: Path, fault: Callable[[Path, File], str]) -> Manifest:
 
 def _read(directory: Path) -> Manifest:
     path = directory / NAME
-    if not path.exists():
-        raise Damaged(f"{NAME} is missing")
-    raw = path.read_bytes()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{NAME} {_unreadable(path, error)}") from error
     try:
         content = json.loads(raw)
         files = {name: File(**entry) for name, entry in content["files"].items()}
@@ -106,9 +113,23 @@ def _render(manifest: Manifest) -> str:
     return json.dumps({**content, "sha256": seal}, indent=1) + "\n"
 
 
-def _size_fault(path: Path, file: File) -> str:
-    if not path.is_file():
+def _found(path: Path, file: File, fault: Callable[[Path, File], str]) -> str:
+    try:
+        return fault(path, file)
+    except OSError as error:
+        return _unreadable(path, error)
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    """The fault of a file that cannot be read; InputError if that is for a reason which says nothing about the file."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "is missing"
+    if error.errno in _GONE:
+        return f"cannot be read: {error.strerror}"
+    raise InputError(f"{path} cannot be read: {error.strerror}; mend that, or move the checkpoint away") from error
+
+
+def _size_fault(path: Path, file: File) -> str:
     size = path.stat().st_size
     return "" if size == file.bytes else f"has {size} bytes, {file.bytes} were written"
 

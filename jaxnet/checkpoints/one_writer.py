@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxnet.checkpoints.checkpoints import Checkpoints, NotSaved, Restored, not_shared
-from jaxnet.checkpoints.defaults import NO_DEFAULTS
+from jaxnet.checkpoints.defaults import NO_DEFAULTS, Replaceable
 
 
 class Processes(Protocol):
@@ -58,24 +58,30 @@ class OneWriter:
         self._saved(Checkpoints.wait)
 
     def restore_latest(
-        self, like: Any, *, up_to: int | None = None, defaults: Mapping[str, Any] = NO_DEFAULTS
+        self,
+        like: Any,
+        *,
+        up_to: int | None = None,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
+        replaceable: Replaceable | None = None,
     ) -> Restored | None:
         """As `Checkpoints.restore_latest`."""
         found: list[Restored] = []  # stays empty but on process 0
 
-        def restore(own: Checkpoints) -> tuple[int, dict[str, Any]] | None:
-            found.extend(filter(None, [own.restore_latest(like, up_to=up_to, defaults=defaults)]))
-            return (found[0].step, found[0].extra) if found else None
+        def restore(own: Checkpoints) -> tuple[int, dict[str, Any], dict[str, str]] | None:
+            restored = own.restore_latest(like, up_to=up_to, defaults=defaults, replaceable=replaceable)
+            found.extend(filter(None, [restored]))
+            return (found[0].step, found[0].extra, dict(found[0].replaced)) if found else None
 
         about = self._told(restore)
         if about is None:
             return None
-        step, extra = about
+        step, extra, replaced = about
         leaves = iter(jax.tree.leaves([each.state for each in found]))
         # A leaf at a time, because MPI libraries count the bytes of a message with 32 bits.
         arrays = jax.tree.map(lambda _: self._processes.told(lambda: np.asarray(next(leaves))), like)
         state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, like)
-        return Restored(step, state, extra)
+        return Restored(step, state, extra, replaced)
 
     def close(self) -> None:
         """As `Checkpoints.close`."""

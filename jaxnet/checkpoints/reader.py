@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import orbax.checkpoint as ocp
 
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
-from jaxnet.checkpoints.leaves import described, differences, nested
+from jaxnet.checkpoints.leaves import described, differences
+from jaxnet.checkpoints.storage import read_arrays
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
@@ -78,12 +78,4 @@ def read_leaves(found: Found, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[
     if wrong:
         more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise InputError(f"{found.path} holds other parameters than this model: {'; '.join(wrong[:5])}{more}")
-    wanted = nested(dict(like))
-    arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
-    with ocp.PyTreeCheckpointer() as orbax:
-        arrays = orbax.restore(
-            found.path / "state",
-            args=ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True),
-        )
-    names = jax.tree.leaves(nested({name: name for name in like}))
-    return dict(zip(names, jax.tree.leaves(arrays), strict=True))
+    return read_arrays(found.path / "state", like)

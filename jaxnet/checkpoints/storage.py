@@ -6,12 +6,15 @@ left to it.
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from jaxnet.checkpoints.failures import why_not
+from jaxnet.checkpoints.leaves import nested
 
 
 class _MadeBefore(ocp.path.atomicity.AtomicRenameTemporaryPath):
@@ -56,10 +59,17 @@ class Storage:
                 pass
             raise
 
-    def restore(self, path: Path, like: Any) -> Any:
-        """The arrays at `path`, as `like` (a pytree of jax.ShapeDtypeStruct) asks for them."""
-        return self._orbax.restore(path, args=ocp.args.StandardRestore(like))
-
     def close(self) -> None:
         """End the background threads."""
         self._orbax.close()
+
+
+def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays at `path` with the names that `like` has, each as the jax.ShapeDtypeStruct there asks for it."""
+    wanted = nested(like)
+    arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+    with ocp.PyTreeCheckpointer() as orbax:
+        asked = ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True)
+        arrays = orbax.restore(path, args=asked)
+    names = jax.tree.leaves(nested({name: name for name in like}))
+    return dict(zip(names, jax.tree.leaves(arrays), strict=True))

@@ -10,6 +10,7 @@ from jaxnet.errors import InputError
 if TYPE_CHECKING:
     from jaxnet.models.zoo import Entry
     from jaxnet.weights import Report
+    from jaxnet.weights.pixels import Numbers
 
     Commands = argparse._SubParsersAction[Parser]
 
@@ -22,12 +23,14 @@ initial_weights=FILE in the config."""
 _EXAMPLES = """\
 examples:
   jaxnet import --from torchvision resnet18-f37072fd.pth --model resnet18 --out resnet18.safetensors
-  jaxnet import --from timm model.safetensors --model vit_tiny --out vit_tiny.safetensors
+  jaxnet import --from timm model.safetensors --model vit_tiny --mean 0.5 --std 0.5 --out vit_tiny.safetensors
   jaxnet import --from torchvision resnet18-f37072fd.pth --model resnet18 --new-head --out backbone.safetensors
 """
 
 # torchvision scales the images inside these networks, as their weights come from TensorFlow.
 _HALVES = ("googlenet_bn", "inception_v3")
+# timm has weights of these under two recipes, whose images differ and whose names and shapes do not.
+_TWOFOLD = ("vit_tiny", "vit_small")
 
 
 def add_parser(commands: "Commands") -> None:
@@ -47,6 +50,13 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument("--out", required=True, type=given_path, metavar="FILE", help="a safetensors file to write")
     parser.add_argument("--num-classes", type=positive, metavar="N", help="of the file; default: the network's own")
     parser.add_argument(
+        "--mean",
+        metavar="M",
+        help="of the pixels, scaled to 0 .. 1, that the weights want: one number, or one a channel as in "
+        "0.485,0.456,0.406; kept in the file for predict and export; default: the network's usual",
+    )
+    parser.add_argument("--std", metavar="S", help="their standard deviation, likewise; goes with --mean")
+    parser.add_argument(
         "--new-head", action="store_true", help="leave out the classifier, which training then starts afresh"
     )
     parser.add_argument(
@@ -65,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
     entry = _entry(args.model)
     _require_place(args.file, args.out)
+    pixels = _pixels(args, entry.image[-1])
     classes = args.num_classes or entry.classes
     tensors = read_tensors(args.file, args.source)
     target = target_of(lambda classes: entry.build(num_classes=classes), classes, entry.image)
@@ -74,12 +85,43 @@ def run(args: argparse.Namespace) -> int:
     if not variables or (report.unmatched and not args.allow_unmatched):
         raise InputError(_refusal(args.file, args.model, report))
     left_out = [name for name in target.shapes if name not in variables]
-    about = About(args.model, classes, args.source, args.file.name, file_digest(args.file), left_out)
+    about = About(args.model, classes, args.source, args.file.name, file_digest(args.file), left_out, *pixels)
     write_variables(args.out, variables, about)
     print(f"wrote {args.out}: {sum(array.size for array in variables.values()):,} numbers")
-    if args.model in _HALVES and args.source != "safetensors":
-        print(f"note: published weights of {args.model} take images with pixels.mean=0.5 and pixels.std=0.5")
+    if note := _note(args):
+        print(f"note: {note}")
     return 0
+
+
+def _pixels(args: argparse.Namespace, channels: int) -> "tuple[Numbers, Numbers] | tuple[None, None]":
+    """What --mean and --std say, or nothing."""
+    from jaxnet.training.settings.typed_value import parse_value
+    from jaxnet.weights import checked_pixels
+
+    if args.mean is None and args.std is None:
+        return None, None
+    if args.mean is None or args.std is None:
+        raise InputError(f"--{'mean' if args.mean is None else 'std'} is missing: wanted --mean and --std, or neither")
+    mean = parse_value(args.mean, tuple[float, ...], "--mean")
+    std = parse_value(args.std, tuple[float, ...], "--std")
+    return checked_pixels(mean, std, channels, "--mean and --std")
+
+
+def _note(args: argparse.Namespace) -> str | None:
+    """What there is to know of the images that the weights want."""
+    if args.mean is not None:
+        return (
+            f"predict and export take this mean and std from {args.out}; training takes those of its config: "
+            f"pixels.mean={args.mean} pixels.std={args.std}"
+        )
+    if args.model in _HALVES and args.source != "safetensors":
+        return f"published weights of {args.model} take images with pixels.mean=0.5 and pixels.std=0.5"
+    if args.model in _TWOFOLD:
+        return (
+            "predict and export will normalize images by ImageNet's mean and std, as weights of DeiT want; for timm's "
+            f"{args.model}_*.augreg_* import them with --mean 0.5 --std 0.5"
+        )
+    return None
 
 
 def _entry(name: str) -> "Entry":

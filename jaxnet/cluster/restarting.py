@@ -2,7 +2,6 @@
 
 import functools
 import queue
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from jaxnet import errors
 from jaxnet.cluster.progress import PROGRESS, furthest, read_progress
 from jaxnet.cluster.restarts import TOLD_TO_END, Attempt, Restarts, report
 from jaxnet.cluster.supervise import Ended, Rank, Stop, describe, exit_status, run_together, signals_to
@@ -151,4 +151,4 @@ def _told(rank: Rank, attempt: int, progress: Path) -> Rank:
 
 def say(line: str) -> None:
     """A word of the launcher's own, between the lines of its processes."""
-    print(f"launch: {line}", file=sys.stderr, flush=True)
+    errors.say(f"launch: {line}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from jaxnet.cluster.ranks import ranks as named
+from jaxnet.errors import drop, say
 
 _TETHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py"))]
 _LONGEST_LINE = 1 << 20  # a longer one is shown in pieces, so that output without line ends fills no memory
@@ -52,7 +53,7 @@ class Result:
         others: how many still ran then, and were ended.
         at: when it failed, or the job ended, as `time.monotonic` has it.
         last_line: the last that the one that failed wrote to stderr.
-        signalled: whether this process was told to end the job.
+        signalled: whether this process was told to end the job, or nobody reads its output any more.
         stopped: whether what ran beside it had it stop.
     """
 
@@ -66,7 +67,7 @@ class Result:
 
 Stop = Callable[[], None]
 Beside = Callable[[Stop], AbstractContextManager[None]]
-_STOP = "stop"
+_STOP, _UNREAD = "stop", "unread"
 
 
 def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
@@ -74,7 +75,7 @@ def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
     result = run_together(ranks, grace_seconds)
     if result.failure is None:
         return 0
-    print(f"launch: {describe(result.failure, result.others)}", file=sys.stderr, flush=True)
+    say(f"launch: {describe(result.failure, result.others)}")
     return exit_status(result.failure.returncode)
 
 
@@ -192,9 +193,12 @@ class _Job:
                 self._on_end(event)
             elif isinstance(event, signal.Signals):
                 self._on_signal(event)
-            else:
+            elif event == _STOP:
                 self._stopped = True
                 self._send_all(signal.SIGTERM)
+            elif not self._signalled:  # Ctrl-C ends `tee` as well, which makes no second signal of it
+                self._send_all(signal.SIGTERM)
+                say(f"launch: passed SIGTERM on to {named(sorted(self.running))}: nobody reads the output any more")
 
     def finish(self) -> None:
         """Pass on what was written last, and let the keeper go."""
@@ -207,8 +211,8 @@ class _Job:
     def result(self) -> Result:
         failed = -1 if self._failure is None else self._failure.index
         last_line = self._last_lines.get(failed, b"").decode(errors="replace").strip()
-        at = self._at or time.monotonic()
-        return Result(self._failure, self._others, at, last_line, self._signalled, self._stopped)
+        at, signalled = self._at or time.monotonic(), self._signalled or self._unread
+        return Result(self._failure, self._others, at, last_line, signalled, self._stopped)
 
     def _on_end(self, ended: Ended) -> None:
         group = self.running.pop(ended.index).pid
@@ -228,11 +232,7 @@ class _Job:
             return
         self._signalled = True
         self._send_all(number)
-        print(
-            f"launch: passed {number.name} on to {named(sorted(self.running))}; a second one kills",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"launch: passed {number.name} on to {named(sorted(self.running))}; a second one kills")
 
     def _send_all(self, number: signal.Signals) -> None:
         for process in self.running.values():
@@ -258,17 +258,15 @@ class _Job:
                     try:
                         sink.write(prefix + whole)
                         sink.flush()
-                    except OSError:
-                        self._on_unread(sink)
+                    except OSError as error:  # of a full disk, say: the line is lost, and the job goes on
+                        drop(sink, error)
+                        self._on_failed_write(error)
 
-    def _on_unread(self, sink: BinaryIO) -> None:
-        """Nobody reads us any more, as after `| head`: stop the job in good order, drop what it writes."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sink.fileno())
-        os.close(nowhere)
-        if not self._unread:
+    def _on_failed_write(self, error: OSError) -> None:
+        """Nobody reads us any more, as after `| head`: stop the job in good order."""
+        if isinstance(error, BrokenPipeError) and not self._unread:
             self._unread = True
-            self.events.put(signal.SIGTERM)
+            self.events.put(_UNREAD)
 
     def _await_end(self, rank: Rank, process: subprocess.Popen[bytes]) -> None:
         started = time.monotonic()

@@ -10,9 +10,9 @@ from jaxnet.errors import InputError
 from jaxnet.inference.network import Architecture, Network
 from jaxnet.models.zoo import ZOO
 from jaxnet.training.loss import Pixels
-from jaxnet.weights import read_variables
+from jaxnet.weights import About, checked_pixels, is_auxiliary, read_variables
 
-_PIXELS = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # torchvision's and timm's
+_PIXELS = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # torchvision's, and DeiT's in timm
 # torchvision's weights of these two are ported from TensorFlow, which brings pixels to -1 .. 1.
 _PORTED = ("googlenet_bn", "inception_v3")
 _MARGIN = 8 / 7  # 224 is cut out of 256, and the same in other sizes
@@ -20,7 +20,9 @@ _PHOTO = 224  # smaller images are resized as a whole
 
 
 def network_of_weights(path: Path, model: str | None = None) -> Network:
-    """The network that the file names, or `model`; images are prepared as torchvision does for its own weights.
+    """The network that the file names, or `model`.
+
+    Images are prepared as torchvision does for its own weights, but for a mean and std that the import was told.
 
     Raises:
         InputError: the file is not one of `jaxnet import`, or its weights are not those of this network.
@@ -29,16 +31,18 @@ def network_of_weights(path: Path, model: str | None = None) -> Network:
     name = model or about.model
     if name not in ZOO:
         raise InputError(f"{path}: there is no model {name!r} in the zoo: {', '.join(ZOO)}")
-    if about.left_out:
+    if lacking := [leaf for leaf in about.left_out if not is_auxiliary(leaf)]:
         raise InputError(
-            f"{path} lacks {', '.join(about.left_out[:3])}, which a new head left out: train it first, with "
+            f"{path} lacks {', '.join(lacking[:3])}, which a new head left out: train it first, with "
             f"initial_weights={path}"
         )
     entry = ZOO[name]
     height, _, channels = entry.image
     inputs = Inputs(entry.image, about.num_classes, resize=round(height * _MARGIN) if height >= _PHOTO else None)
-    pixels = Pixels(mean=(0.5,), std=(0.5,)) if name in _PORTED or channels != 3 else _PIXELS
-    architecture = Architecture(entry.build(num_classes=about.num_classes), pixels, inputs)
+    module = entry.build(num_classes=about.num_classes)
+    if about.left_out and hasattr(module, "auxiliary"):  # heads that serve in training alone
+        module = module.clone(auxiliary=False)
+    architecture = Architecture(module, _pixels(about, name, channels, path), inputs)
     architecture.check(str(path))
     # What a network has for training alone, such as auxiliary heads, is there and not wanted.
     there = {leaf: variables[leaf] for leaf in architecture.shapes if leaf in variables}
@@ -46,3 +50,10 @@ def network_of_weights(path: Path, model: str | None = None) -> Network:
     if wrong:
         raise InputError(f"{path} does not hold the weights of {name}: {'; '.join(wrong[:5])}")
     return Network(architecture, jax.device_put(there, jax.devices()[0]), str(path))
+
+
+def _pixels(about: About, name: str, channels: int, path: Path) -> Pixels:
+    """As the file says, or as is usual for the network."""
+    if about.mean is not None or about.std is not None:
+        return Pixels(*checked_pixels(about.mean, about.std, channels, str(path)))
+    return Pixels(mean=(0.5,), std=(0.5,)) if name in _PORTED or channels != 3 else _PIXELS

@@ -57,7 +57,8 @@ def _shift(key: jax.Array, image: jax.Array, by: int) -> jax.Array:
 
 def _erase(key: jax.Array, image: jax.Array, side: int) -> jax.Array:
     height, width, _ = image.shape
-    centre = jax.random.randint(key, (2,), 0, jnp.array([height, width]))
-    inside = [jnp.abs(jnp.arange(size) - at) * 2 < side for size, at in zip((height, width), centre, strict=True)]
+    corner = jax.random.randint(key, (2,), 0, jnp.array([height, width])) - side // 2
+    along = zip(map(jnp.arange, (height, width)), corner, strict=True)
+    inside = [(places >= start) & (places < start + side) for places, start in along]
     hole = inside[0][:, None] & inside[1][None, :]
     return jnp.where(hole[:, :, None], jnp.zeros_like(image), image)

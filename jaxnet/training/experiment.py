@@ -39,7 +39,7 @@ from jaxnet.training.groups import multipliers
 from jaxnet.training.loss import LossFn, classification_loss
 from jaxnet.training.norms import Parts
 from jaxnet.training.optimizer import learning_rate, make_optimizer
-from jaxnet.training.settings.check import check_config, check_fit, check_model, strategy_of
+from jaxnet.training.settings.check import check_config, check_fit, check_model, check_test_images, strategy_of
 from jaxnet.training.steps.hybrid import hybrid_strategy, param_kinds, sharded_layers
 from jaxnet.training.steps.initial import initial_values
 from jaxnet.training.steps.layout import Layout, make_layout
@@ -114,8 +114,8 @@ class Experiment:
         return {**mesh.shape, HOST: mesh.shape[HOST] * self.ranks}
 
 
-def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
-    """Everything but arrays, or an InputError that names the key to change."""
+def prepare(config: Config, mesh: Mesh, source: Source, tests: Source | None = None) -> Experiment:
+    """Everything but arrays, or an InputError that names the key to change; `tests` is for checks alone."""
     check_config(config)
     strategy, mode, sums, ranks = _transport(config, mesh)
     check_fit(config, mesh, source, ranks)
@@ -127,6 +127,8 @@ def prepare(config: Config, mesh: Mesh, source: Source) -> Experiment:
     batch_shapes = batch_shapes_at(of_data, phases[-1].size)
     image_shape = config.pixels.shape(source.image_shape)
     variables = _checked_variables(config, model, source, phases)
+    if tests is not None:
+        check_test_images(config, model, variables, source, tests)
     order = _order(_loss(config, model), variables, batch_shapes)
     parts = None if strategy.sharded is None else Parts(variables.params, AXES)
     layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])

@@ -1,6 +1,8 @@
 """A file of tensors, in whichever of the two formats, as names and arrays."""
 
 import hashlib
+import os
+import re
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by name from here on
@@ -11,8 +13,9 @@ from jaxnet.errors import InputError
 from jaxnet.weights.names import Source, common_name
 from jaxnet.weights.torch_file import LEGACY, read_torch
 
-_TORCH = (LEGACY[:1], b"PK\x03\x04")
-_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
+# Four bytes of each: a safetensors file begins with a number, whose first byte may be any.
+_TORCH = (LEGACY[:4], b"PK\x03\x04")
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")  # of DataParallel and torch.compile, in any order
 
 
 def read_tensors(path: Path, source: Source) -> dict[str, np.ndarray]:
@@ -31,10 +34,9 @@ def read_tensors(path: Path, source: Source) -> dict[str, np.ndarray]:
         raise unreadable(path, error) from error
     if odd := [name for name in tensors if not name.isprintable()]:
         raise InputError(f"{path} has a tensor called {odd[0]!a}: wanted printable names")
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return {common_name(name, source): tensor for name, tensor in tensors.items()}
+    shared = os.path.commonprefix([*tensors])  # noqa: RUF071  # of characters, as meant
+    wrapped = len(shared) - len(_WRAPPERS.sub("", shared))
+    return {common_name(name[wrapped:], source): tensor for name, tensor in tensors.items()}
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

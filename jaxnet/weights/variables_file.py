@@ -23,6 +23,9 @@ class About(NamedTuple):
         source_file: that file's name.
         source_sha256: that file's digest.
         left_out: variables of the model that are not in the file, as those of a new head.
+        mean: of the pixels, scaled to [0, 1], that the weights want; one number, or one a channel. None: as is usual
+            for the model. Neither this nor `std` is checked here.
+        std: their standard deviation, likewise.
     """
 
     model: str
@@ -31,6 +34,8 @@ class About(NamedTuple):
     source_file: str
     source_sha256: str
     left_out: Sequence[str] = ()
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
 
 
 def write_variables(path: Path, variables: Mapping[str, np.ndarray], about: About) -> None:

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpoints, Replaceable
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, host_state, like, mesh_of, on
 
@@ -171,3 +171,25 @@ def test_leftovers_of_a_killed_process_are_ignored_and_removed(run):
     checkpoints.save(400, run.state(400), extra={})
     checkpoints.wait()
     assert sorted(path.name for path in run.path.iterdir()) == ["000200", "000300", "000400", "notes"]
+
+
+def test_leaves_that_can_be_made_anew_are_where_they_differ_and_only_they(run):
+    """Residuals of eight devices, wanted for four: those of the checkpoint are not read."""
+    saved = {"w": np.arange(6, dtype=np.float32), "comm": {"residual": np.ones((8, 2), np.float32), "n": np.int32(1)}}
+    wanted = {"w": saved["w"], "comm": {"residual": np.zeros((4, 2), np.float32), "n": np.int32(0)}}
+    checkpoints = run.open()
+    checkpoints.save(1, on(run.mesh, saved), extra={})
+    four = mesh_of(1, 4)
+    replaceable = Replaceable("comm/", lambda: {"comm": on(four, wanted["comm"])})
+    same = checkpoints.restore_latest(like(run.mesh, saved), replaceable=replaceable)
+    assert_same_bits(same.state, saved)
+    assert same.replaced == {}
+    other = checkpoints.restore_latest(like(four, wanted), replaceable=replaceable)
+    assert_same_bits(other.state, wanted)
+    assert other.replaced == {"comm/residual": "float32[8, 2]", "comm/n": "int32[]"}
+    none = checkpoints.restore_latest(like(four, {"w": saved["w"]}), replaceable=Replaceable("comm/", dict))
+    assert_same_bits(none.state, {"w": saved["w"]})
+    with pytest.raises(InputError, match=r"another state than .*: w is float32\[6\], not float32\[5\]\. "):
+        checkpoints.restore_latest(like(four, {**wanted, "w": saved["w"][:5]}), replaceable=replaceable)
+    with pytest.raises(InputError, match="comm/residual is"):
+        checkpoints.restore_latest(like(four, wanted))

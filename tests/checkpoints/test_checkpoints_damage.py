@@ -1,14 +1,17 @@
 """Files that changed after they were written, and disks that refuse to be written."""
 
+import errno
 import logging
+import os
 import re
 import resource
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import manifest
+from jaxnet.checkpoints import find_checkpoint, manifest
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, flip_a_bit, largest_file, on
 
@@ -73,6 +76,65 @@ def test_a_damaged_step_is_named_and_the_one_before_is_used(run, caplog, harm, c
     checkpoints.save(300, run.state(301), extra={})
     checkpoints.wait()
     assert_same_bits(run.open().restore_latest(run.like).state, run.value(301))
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """`unreadable(path, code)`: from now on the system refuses to read that file."""
+
+    def refuse(wanted, code):
+        opened = Path.open
+
+        def open_(path, *args, **options):
+            if path == wanted:
+                raise OSError(code, os.strerror(code), str(path))
+            return opened(path, *args, **options)
+
+        monkeypatch.setattr(Path, "open", open_)
+
+    return refuse
+
+
+def a_file_of(step, name):
+    return step / name if name == manifest.NAME else largest_file(step)
+
+
+@pytest.mark.parametrize("name", [manifest.NAME, "data"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_step_that_the_disk_does_not_give_back_is_damaged(run, unreadable, caplog, code, name):
+    unreadable(a_file_of(run.path / "000300", name), code)
+    assert run.open().restore_latest(run.like).step == 200
+    assert re.search(rf"step 300 is damaged: \S+ cannot be read: {os.strerror(code)}; continuing", caplog.text)
+    assert (run.path / "damaged/000300-1").is_dir()
+
+
+@pytest.mark.parametrize("name", [manifest.NAME, "data"])
+def test_a_step_that_this_user_may_not_read_is_one_error_and_stays(run, unreadable, name):
+    path = a_file_of(run.path / "000300", name)
+    unreadable(path, errno.EACCES)
+    with pytest.raises(InputError, match=rf"^{path} cannot be read: Permission denied; mend that"):
+        run.open().restore_latest(run.like)
+    with pytest.raises(InputError, match=rf"^{path} cannot be read: Permission denied; mend that"):
+        find_checkpoint(run.path)
+    assert run.open().steps() == [100, 200, 300]
+    assert not (run.path / "damaged").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_a_step_that_cannot_be_read_keeps_no_other_from_being_deleted(run, unreadable, code):
+    unreadable(run.path / "000100/manifest.json", code)
+    assert run.save(400, 500, keep=2).steps() == [100, 400, 500]
+
+
+def test_a_damaged_step_that_cannot_be_moved_stays(run, caplog, monkeypatch):
+    flip_a_bit(largest_file(run.path / "000300"))
+
+    def refuse(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert run.open().restore_latest(run.like).step == 200
+    assert "the damaged one stays there, because it cannot be moved: Input/output error" in caplog.text
 
 
 def test_steps_set_aside_never_replace_each_other(run):

@@ -1,5 +1,6 @@
 """One run at a time: who holds a directory is named, who has died is no obstacle, who was replaced is stopped."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -109,18 +110,35 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("boot", ["this", "other"])
-def test_a_file_that_the_system_says_is_locked_is_in_use_however_old(tmp_path, boot):
-    changes = {**ELSEWHERE, **({"boot": Owner.this(locked=True).boot} if boot == "this" else {})}
-    path = left_by(tmp_path, **changes)
-    os.utime(path, (0, 0))
+@contextlib.contextmanager
+def held(path):
+    """Another process holds the file's lock of the operating system."""
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(InputError, match="in use by process 7"):
-            Lock(tmp_path, say=quiet)
+        yield
         other.stdin.close()
+
+
+def test_a_file_that_the_system_says_is_locked_is_in_use_however_old(tmp_path):
+    path = left_by(tmp_path, **{**ELSEWHERE, "boot": Owner.this(locked=True).boot})
+    os.utime(path, (0, 0))
+    with held(path), pytest.raises(InputError, match="in use by process 7"):
+        Lock(tmp_path, say=quiet)
     Lock(tmp_path, say=lambda line: None).release()
+
+
+def test_a_file_server_that_keeps_the_lock_of_a_dead_host_is_not_believed(tmp_path):
+    path = left_by(tmp_path, **ELSEWHERE)
+    said = []
+    with held(path):
+        with (
+            Heartbeat(0.05, lambda: os.utime(path)),
+            pytest.raises(InputError, match="in use by process 7 of user ann on host far"),
+        ):
+            Lock(tmp_path, patience=60.0, say=lambda line: None)
+        Lock(tmp_path, patience=0.3, say=said.append).release()
+    assert [line.rpartition("; ")[2] for line in said] == ["waiting for a sign of life", "taking over"]
 
 
 def test_a_killed_container_of_this_machine_is_replaced_at_once(tmp_path):

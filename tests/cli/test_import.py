@@ -14,7 +14,7 @@ from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.models.zoo import ZOO
 from jaxnet.weights import read_variables, target_of
 from jaxnet.weights.convert import torch_shape
-from jaxnet.weights.names import tensor_name
+from jaxnet.weights.names import tensor_name, variable_name
 from support.refusals import says
 from support.state_dicts import archive, state_dict
 
@@ -79,13 +79,24 @@ def test_the_file_has_flat_names_and_says_what_it_is_of(tmp_path, tensors, out, 
 
 def test_formats_and_prefixes_make_no_difference(tmp_path, tensors, out):
     assert imported(saved(tmp_path, tensors), out) == 0
-    for prefix in ("", "module.", "module._orig_mod."):
+    for prefix in ("", "module.", "module._orig_mod.", "_orig_mod.module.", "_orig_mod.module._orig_mod."):
         path, other = tmp_path / "weights.safetensors", tmp_path / "other.safetensors"
         safetensors.numpy.save_file({prefix + name: tensor for name, tensor in tensors.items()}, path)
         assert imported(path, other, source="safetensors") == 0
         one, two = read_variables(out)[0], read_variables(other)[0]
         assert one.keys() == two.keys()
         assert all((one[name] == two[name]).all() for name in one)
+
+
+def test_a_safetensors_file_may_begin_with_any_byte(tmp_path, tensors, out):
+    path = tmp_path / "weights.safetensors"
+    for padding in range(0, 256, 8):  # the file begins with the length of its header, a multiple of 8
+        safetensors.numpy.save_file(tensors, path, {"padding": "-" * padding})
+        if path.read_bytes()[:1] == b"\x80":  # as a pickle
+            break
+    assert path.read_bytes()[:1] == b"\x80"
+    assert imported(path, out, source="safetensors") == 0
+    assert read_variables(out)[0].keys() == {variable_name(name, tensor.ndim) for name, tensor in tensors.items()}
 
 
 def test_nothing_is_written_where_names_do_not_match_unless_told(tmp_path, tensors, out, capsys):
@@ -110,6 +121,33 @@ def test_another_number_of_classes(tmp_path, tensors, out, capsys):
     assert read_variables(out)[1].num_classes == 4
     assert imported(path, out, "--new-head") == 0
     assert read_variables(out)[1].left_out == ["params/ip2/bias", "params/ip2/kernel"]
+
+
+def test_mean_and_std_are_kept_and_a_net_with_two_recipes_has_a_note(tmp_path, tensors, out, capsys, monkeypatch):
+    path = saved(tmp_path, tensors)
+    assert imported(path, out) == 0
+    assert read_variables(out)[1][-2:] == (None, None)
+    assert "note" not in capsys.readouterr().out
+    assert imported(path, out, "--mean", "0.5", "--std", "0.2,0.3,0.4") == 0
+    assert read_variables(out)[1][-2:] == ([0.5], [0.2, 0.3, 0.4])
+    says(capsys.readouterr().out, ["note: predict and export", "pixels.mean=0.5 pixels.std=0.2,0.3,0.4"])
+    monkeypatch.setitem(ZOO, "vit_tiny", ZOO[NAME])
+    assert imported(path, out, source="timm", model="vit_tiny") == 0
+    says(capsys.readouterr().out, ["note: predict and export", "ImageNet's", "DeiT", "augreg", "--mean 0.5 --std 0.5"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--mean", "0.5"), ["--std is missing: wanted --mean and --std"]),
+        (("--mean", "0.5", "--std", "half"), ["--std=half", "a number"]),
+        (("--mean", "0.5", "--std", "0"), ["std is (0.0,): wanted one number above 0"]),
+        (("--mean", "0.5,0.5", "--std", "0.5"), ["mean is (0.5, 0.5): wanted one number, or one for each"]),
+    ],
+    ids=["alone", "text", "zero", "two"],
+)
+def test_a_mean_and_std_that_cannot_be(tmp_path, tensors, out, capsys, options, words):
+    says(refused(capsys, saved(tmp_path, tensors), out, *options)[0], words)
 
 
 class Attack:

@@ -1,5 +1,6 @@
 """`jaxnet launch ssh --max-restarts`: who takes part in an attempt, over connections that a test cuts."""
 
+import json
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import threading
 
 import pytest
 
+from jaxnet.cluster.launchers import ssh_client
 from jaxnet.cluster.launchers.hosts import Host
 from jaxnet.cluster.launchers.ssh import launch_ssh
 from jaxnet.cluster.launchers.ssh_client import Progress
@@ -233,6 +235,15 @@ def test_progress_by_the_clock_of_this_host(tmp_path):
     first = read_progress(tmp_path / "0")
     assert progress.take(b"mark 21 9.5 1234\n")
     assert read_progress(tmp_path / "0") == first._replace(step=1234)
+
+
+def test_a_full_disk_costs_logs_and_progress_and_not_the_output(tmp_path):
+    script = "echo one; echo mark 21 0.5 21; echo two >&2; echo three; exit 7"
+    order = {"ssh": ["sh", "-c", script], "lines": [], "log": "/dev/full", "beat_seconds": 60, "mark": "mark"}
+    environment = {"JAXNET_SSH_ORDER": json.dumps(order), "JAXNET_PROGRESS_FILE": "/dev/full"}
+    with Program([sys.executable, "-IS", ssh_client.__file__], **environment) as connection:
+        assert connection.finish() == 7
+    assert (connection.out, connection.err) == (["one", "three"], ["two"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from jaxnet.comm import all_reduce, bucketed, scattered
 from jaxnet.comm.buckets.bucketed import grouped
 from jaxnet.comm.buckets.merge import merge_by_cost
 from jaxnet.comm.compiled.hlo import collectives_in
-from support.laws import run_reducer
+from support.laws import lowered, run_reducer
 
 FLAT = all_reduce(*comm.AXES)
 LAYERS, WIDTH = 4, 64
@@ -141,3 +141,18 @@ def test_gradients_on_their_way_keep_their_memory_until_all_have_been_sent():
     [held] = re.findall(r" = \((.*)\) opt-barrier\(", hlo)
     assert len(re.findall(rf"f32\[{WIDTH},{WIDTH}\]", held)) == 2 * LAYERS
     assert " opt-barrier(" not in compiled(bucketed(FLAT, LAYER_BYTES))
+
+
+@pytest.mark.parametrize("name", ["ddp", "hierarchical", "flat", "caffe2", "mg_wfbp", "fp16", "int8"])
+def test_on_one_device_nothing_is_packed_or_held(name):
+    """Each would copy every gradient, for nobody."""
+    reducer = comm.scheduled(comm.named_strategy(name))
+    values = {name: np.ones((1, 1, *shape), np.float32) for name, shape in (("a", (3, 5)), ("b", (7,)), ("c", (2, 2)))}
+    text = lowered(reducer, comm.make_mesh(1, jax.devices()[:1]), values).as_text()
+    assert "concatenate" not in text
+    assert "optimization_barrier" not in text
+    assert "optimization_barrier" in lowered(reducer, comm.make_mesh(1, jax.devices()[:2]), _twice(values)).as_text()
+
+
+def _twice(values):
+    return jax.tree.map(lambda value: np.concatenate([value, value], axis=1), values)

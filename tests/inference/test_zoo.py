@@ -1,17 +1,22 @@
 """Networks of the zoo in use: with batches of any size when exported, and with weights from a file."""
 
+import json
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from jax import export as jax_export
 
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference import load
+from jaxnet.inference.loading import load_network
 from jaxnet.inference.network import Architecture
 from jaxnet.models.zoo import ZOO
 from jaxnet.training.loss import Pixels
-from jaxnet.weights import About, write_variables
+from jaxnet.weights import About, is_auxiliary, write_variables
 
 
 def architecture(name, **pixels):
@@ -66,6 +71,34 @@ def test_weights_that_were_imported(weights):
     assert predictor.inputs.resize is None
 
 
+def test_the_mean_and_std_that_the_import_was_told(weights):
+    pixels = lambda **about: load_network(write(weights, **about)).architecture.pixels  # noqa: E731
+    assert pixels().mean == (0.485, 0.456, 0.406)
+    assert pixels(mean=(0.5,), std=(0.4, 0.5, 0.6)) == Pixels((0.5,), (0.4, 0.5, 0.6))
+
+
+def test_a_file_from_before_there_was_a_mean_is_read(weights):
+    path, variables = weights
+    about = {"model": "cifar10_quick", "num_classes": 10, **SOURCE, "left_out": []}
+    safetensors.numpy.save_file(variables, path, {"about": json.dumps(about)})
+    assert load_network(path).architecture.pixels.std == (0.229, 0.224, 0.225)
+
+
+def test_weights_without_auxiliary_heads(tmp_path, monkeypatch):
+    entry = ZOO["googlenet_bn"]
+    monkeypatch.setitem(ZOO, "googlenet_bn", entry._replace(build=partial(entry.build, width=0.125)))
+    whole = architecture("googlenet_bn").shapes
+    left_out = [name for name in whole if is_auxiliary(name)]
+    assert left_out
+    path = tmp_path / "net.safetensors"
+    variables = {name: np.zeros(leaf.shape, np.float32) for name, leaf in whole.items() if name not in left_out}
+    write((path, variables), model="googlenet_bn", num_classes=5, left_out=left_out)
+    assert load_network(path).weights.keys() == variables.keys()
+    write((path, variables), model="googlenet_bn", num_classes=5, left_out=[*left_out, "params/fc/kernel"])
+    with pytest.raises(InputError, match="lacks params/fc/kernel, which a new head"):
+        load_network(path)
+
+
 @pytest.mark.parametrize(
     ("about", "options", "words"),
     [
@@ -73,6 +106,10 @@ def test_weights_that_were_imported(weights):
         ({}, {"model": "lstm"}, "does not hold the weights of lstm: "),
         ({"num_classes": 7}, {}, r"does not hold the weights of cifar10_quick: .*, not float32\[.*7\]"),
         ({"left_out": ("params/ip2/kernel",)}, {}, "lacks params/ip2/kernel, which a new head left out"),
+        ({"mean": (0.5,)}, {}, "std is None: wanted one number above 0, or one for each of 3 channels"),
+        ({"mean": ("x",), "std": (1,)}, {}, r"mean is \['x'\]: wanted one number, or one for each of 3 channels"),
+        ({"mean": (0.5,), "std": (-1,)}, {}, r"std is \[-1\]: wanted one number above 0"),
+        ({"mean": (0.5,) * 2, "std": (1,)}, {}, r"mean is \[0.5, 0.5\]: wanted"),
         ({}, {"step": 3}, "holds the weights of one network: leave out step"),
     ],
 )

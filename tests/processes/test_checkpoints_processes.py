@@ -6,6 +6,7 @@ import logging
 import random
 import re
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -114,13 +115,20 @@ def test_all_processes_pass_over_the_same_damaged_step(tmp_path):
         assert is_state_of(alone.restore(30, wanted()).state, 30)
 
 
-def test_all_processes_report_that_nothing_can_be_used(tmp_path):
+@pytest.mark.parametrize(
+    ("in_its_place", "said"),
+    [(None, "step 10: manifest.json is missing"), (Path.mkdir, "000010/manifest.json cannot be read: Is a directory")],
+)
+def test_all_processes_report_that_nothing_can_be_used(tmp_path, in_its_place, said):
     save_steps(0, tmp_path, "10")
-    (tmp_path / "000010/manifest.json").unlink()
+    path = tmp_path / "000010/manifest.json"
+    path.unlink()
+    if in_its_place:
+        in_its_place(path)
     with Ranks(restore, 2, str(tmp_path)) as ranks:
         (_, _, [first]), (_, _, [second]) = ranks.results()
     assert first == second
-    assert "step 10: manifest.json is missing" in first
+    assert said in first
 
 
 def open_own_directory(rank, directory):

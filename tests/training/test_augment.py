@@ -48,13 +48,18 @@ def test_shift_gives_every_offset_and_fills_with_zeros():
     assert offsets == {(y, x) for y in range(3) for x in range(3)}
 
 
-def test_erase_zeroes_one_square_of_the_given_side():
-    for out in many(Augmentation(erase=3), IMAGES[0]):
-        rows, cols = np.nonzero((out == 0).all(-1))
-        assert 4 <= len(rows) <= 9  # cut at the border, whole inside
-        assert np.ptp(rows) <= 2
-        assert np.ptp(cols) <= 2
-        np.testing.assert_array_equal(out[(out != 0).all(-1)], IMAGES[0][(out != 0).all(-1)])
+@pytest.mark.parametrize("side", [1, 2, 3, 4])
+def test_erase_zeroes_one_square_of_the_given_side(side):
+    heights, widths = set(), set()
+    for out in many(Augmentation(erase=side), IMAGES[0]):
+        erased = (out == 0).all(-1)
+        height, width = (int(erased.any(axis).sum()) for axis in (1, 0))
+        assert erased.sum() == height * width  # a rectangle, cut at the border
+        heights.add(height)
+        widths.add(width)
+        np.testing.assert_array_equal(out[~erased], IMAGES[0][~erased])
+    assert max(heights) == max(widths) == side
+    assert min(heights) == min(widths) == (side + 1) // 2
 
 
 def grey(image):

@@ -84,6 +84,20 @@ def test_a_program_that_is_not_as_it_was_written_is_not_run(tmp_path, compiled, 
             file.write_bytes(harm(file.read_bytes()))
 
 
+def test_a_damaged_program_that_cannot_be_deleted_is_not_run_either(tmp_path, monkeypatch):
+    store = CompiledFiles(tmp_path)
+    store.put("a", b"program")
+    [file] = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert store.get("a") is None
+    assert file.exists()
+
+
 def test_a_full_disk_is_told_once_and_leaves_nothing(tmp_path, caplog, monkeypatch):
     store = CompiledFiles(tmp_path)
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import shutil
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,9 @@ from jaxnet import comm
 from jaxnet.checkpoints import Checkpoints
 from jaxnet.errors import InputError
 from jaxnet.training.guard import Guard
+from jaxnet.training.optimizer import learning_rate
 from jaxnet.training.run.loop import Loop
-from jaxnet.training.run.watch import Counts, Watch, spike_limit
+from jaxnet.training.run.watch import Counts, Past, Watch, spike_limit
 from jaxnet.training.settings.check import check_config
 from jaxnet.training.steps.finite import LOSS_SCALE, NOT_FINITE, SKIPPED
 from jaxnet.training.steps.loss_scale import stored_scale
@@ -83,6 +85,25 @@ def test_a_loss_scale_that_is_being_found_is_no_reason_to_go_back():
     assert watch.limit == 8
 
 
+def test_the_lag_is_that_of_the_state():
+    watch = Watch(Guard(rollback_after=2), NAMES, Past(Counts(7), 5))
+    for step, skipped in enumerate([0, 1, 0, 1, 1], 1):
+        list(watch.push(step, {"loss": 1.0, SKIPPED: float(skipped), NOT_FINITE: np.array([skipped > 0] * 3)}))
+    assert watch.past.lag == 6  # the last two steps are still in flight
+    assert [watch.lag_at(step) for step in (3, 4, 5)] == [6, 7, 8]
+    list(watch.drain())
+    assert watch.lag_at(5) == watch.past.lag == 8
+    watch.went_back(2, 5, lag=6)  # after step 5 the state is that of step 2, in which 6 updates were missing
+    assert watch.past == Past(Counts(10, 0, 1), 9)
+    assert Past.saved({"guard": watch.past.to_save()}) == watch.past
+    assert Past.saved({"guard": Counts(3, 2, 1)._asdict()}) == Past(Counts(3, 2, 1), 0)  # from before there was one
+    watch.restarted(lag=6)
+    assert watch.past == Past(Counts(10, 0, 2), 6)
+    unguarded = Watch(Guard(skip=False), NAMES)
+    list(unguarded.push(1, {"loss": math.nan}))
+    assert unguarded.lag_at(1) == 0
+
+
 def test_steps_whose_metrics_are_not_shared_do_not_send_it_back():
     watch = Watch(Guard(rollback_after=2), NAMES, is_shared=lambda step: step % 4 == 0)
     seen(watch, [None] * 7)
@@ -136,13 +157,21 @@ def test_float16_is_refused_where_no_scale_can_be_found():
 # ---- Whole runs ---------------------------------------------------------------------------------------------
 
 
+def rate_of_newest_update(workdir, step, total):
+    """What the schedule gave for the last update of a saved state, by the optimizer's own count."""
+    leaves = jax.tree.leaves(training_runs.arrays(workdir, step)["optimizer"])
+    [count] = [leaf for leaf in leaves if leaf.dtype == np.int32]
+    return float(learning_rate(config_of(total).optimizer, total)(count - 1))
+
+
 def parameters(workdir, step):
     return training_runs.arrays(workdir, step)["params"]
 
 
 def test_a_row_of_bad_batches_sends_the_run_back_and_past_them(tmp_path, capsys):
     """Step 3 alone is skipped; steps 27 to 31 bring back the parameters of step 20, though 30 was saved."""
-    summary = train.train(config_of(40, dark=[2, *range(26, 31)]), tmp_path)
+    config = config_of(40, dark=[2, *range(26, 31)])
+    summary = train.train(config, tmp_path)
     assert summary["finished"]
     assert [summary[key] for key in Counts._fields] == [6, 0, 1]
     assert summary["loss"] < 2.3
@@ -154,6 +183,13 @@ def test_a_row_of_bad_batches_sends_the_run_back_and_past_them(tmp_path, capsys)
     counted = {step: line["skipped"] for step, line in metrics(tmp_path).items()}
     assert counted == {5: 1, 10: 0, 15: 0, 20: 0, 25: 0, 30: 4, 35: 1, 40: 0}
     assert all(math.isfinite(line["loss"]) for line in metrics(tmp_path).values())
+    rates = {step: line["learning_rate"] for step, line in metrics(tmp_path).items()}
+    for step in (10, 20, 30, 40):
+        assert rates[step] == pytest.approx(rate_of_newest_update(tmp_path, step, 40), rel=1e-5)
+    assert rates[20] > rates[35] > rates[40] > 0.01  # that of 40 updates is 0.00015
+    shutil.rmtree(tmp_path / "checkpoints/000040")
+    train.train(config, tmp_path, quiet=True)  # goes on after step 33
+    assert rates == {step: line["learning_rate"] for step, line in metrics(tmp_path).items()}
 
 
 def test_a_run_that_cannot_be_helped_stops_and_says_why(tmp_path):
@@ -231,7 +267,7 @@ def test_a_checkpoint_from_before_there_was_a_loss_scale_restores(tmp_path, dtyp
         like = abstract_state(made.layout.whole_shapes, made.mesh)
         restored = checkpoints.restore_latest(like, defaults=stored_scale())
     assert_same_bits(jax.device_get(restored.state[:7]), jax.device_get(tuple(old)))
-    assert Counts.saved(restored.extra) == Counts()
+    assert Past.saved(restored.extra) == Past(Counts(), 0)
     if dtype == "float16":
         assert (float(restored.state.scale.scale), int(restored.state.scale.good)) == (2**15, 0)
         assert restored.state.scale.scale.sharding == comm.replicated(made.mesh)

@@ -8,9 +8,9 @@ import pytest
 
 from configs import digits
 from jaxnet import comm
-from jaxnet.data import Digits
+from jaxnet.data import ArraySource, Digits
 from jaxnet.errors import InputError
-from jaxnet.models import CNN
+from jaxnet.models import CNN, ResNet
 from jaxnet.training.experiment import prepare
 from jaxnet.training.loss import Pixels
 from jaxnet.training.mixing import Mixing
@@ -58,6 +58,34 @@ def test_a_network_too_deep_for_the_images_takes_them_resized():
     experiment = prepare(config_with(pixels=Pixels(size=16)), mesh, source)
     assert experiment.batch_shapes["image"].shape == (32, 8, 8, 1)  # as it travels to the device
     jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sized:
+    """A data set of zeros in two sizes."""
+
+    size: int
+    test_size: int
+
+    def load(self, split):
+        side = self.size if split == "train" else self.test_size
+        return ArraySource(np.zeros((64, side, side, 1), np.uint8), np.zeros(64, np.int32), num_classes=10)
+
+
+def test_test_images_that_the_network_cannot_take_are_refused_before_training():
+    mesh = comm.make_mesh(1, jax.devices()[:2])
+
+    def prepared(model, **changes):
+        config = dataclasses.replace(config_with(data=Sized(12, 16), **changes), model=model)
+        return prepare(config, mesh, config.data.load("train"), config.data.load("test"))
+
+    dense = CNN(10, widths=(4,), hidden=8)
+    with pytest.raises(InputError) as error:
+        prepared(dense)
+    says(str(error.value), ["data.size=12 and data.test_size=16: ", "images of 12x12x1", "test images of 16x16x1"])
+    assert "\n" not in str(error.value)
+    prepared(dense, pixels=Pixels(size=12))
+    prepared(ResNet(10, (1, 1), block="basic", stem="small", channels=4))
 
 
 def test_pairs_are_refused_where_a_device_would_break_them():

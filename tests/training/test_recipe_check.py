@@ -1,11 +1,15 @@
 """Recipes that cannot be followed are refused, naming the key."""
 
+import logging
+
 import pytest
 
+import train
 from jaxnet.errors import InputError
 from jaxnet.training.settings.file import load_config
+from jaxnet.training.settings.recipe import endless_warmup
 from support.programs import ROOT
-from support.refusals import every, says
+from support.refusals import TINY, every, says
 
 STEP = "optimizer.schedule=step"
 CASES = {
@@ -34,3 +38,29 @@ def test_a_recipe_that_cannot_be_followed(given, words):
     with pytest.raises(InputError) as error:
         load_config(ROOT / "configs/digits.py", given.split())
     says(str(error.value), words)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "key"),
+    [
+        ("optimizer.warmup_steps=50", 45, "warmup_steps=50: warm-up takes 50 steps and the run 45,"),
+        ("optimizer.warmup_steps=45", 45, "warmup_steps=45: warm-up takes 45 steps and the run 45,"),
+        ("optimizer.warmup_steps=44", 45, None),
+        ("optimizer.warmup_steps=0", 1, None),
+        ("optimizer.warmup_steps=0 optimizer.warmup_epochs=2.5", 45, "warmup_epochs=2.5: warm-up takes 56 steps and"),
+        ("optimizer.warmup_steps=0 optimizer.warmup_epochs=1.5", 45, None),
+    ],
+)
+def test_warmup_that_a_run_does_not_outlast_is_named(warmup, steps, key):
+    line = endless_warmup(load_config(ROOT / "configs/digits.py", warmup.split()), 22.45, steps)
+    assert (line or "").startswith(f"optimizer.{key}" if key else "")
+    assert (line is None) == (key is None)
+
+
+def test_a_run_says_so_once(tmp_path, caplog):
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    config = load_config(path, ["optimizer.warmup_epochs=1"])
+    with caplog.at_level(logging.WARNING, logger="jaxnet"):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["optimizer.warmup_epochs=1"]

@@ -5,6 +5,8 @@ import json
 import resource
 import shutil
 import struct
+import threading
+import time
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
@@ -12,6 +14,8 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 import train
+from jaxnet.checkpoints import manifest
+from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from jaxnet.training.run.loop import Loop
 from jaxnet.training.run.records import NoRecords, Records, read_settings, write_whole
@@ -188,3 +192,41 @@ def test_a_run_whose_directory_vanishes_ends_with_one_error(tmp_path, monkeypatc
     monkeypatch.setattr(Loop, "_one", vanishing)
     with pytest.raises(InputError, match=r"summary\.json cannot be written: No such file or directory"):
         train.train(config_of(5), tmp_path / "run", quiet=True)
+
+
+def test_what_is_being_saved_when_an_exception_leaves_is_finished_first(tmp_path, monkeypatch):
+    one, write, failed = Loop._one, manifest.write, threading.Event()
+
+    def failing(self, state, batches, step):
+        if step == 12:
+            failed.set()
+            raise RuntimeError("a bug")
+        return one(self, state, batches, step)
+
+    def slow(*given):
+        failed.wait()
+        time.sleep(0.3)  # the slow disk that it stands for
+        write(*given)
+
+    monkeypatch.setattr(Loop, "_one", failing)
+    monkeypatch.setattr(manifest, "write", slow)
+    with pytest.raises(RuntimeError, match="a bug"):
+        train.train(config_of(30), tmp_path / "run", quiet=True)
+    assert manifest.check(tmp_path / "run/checkpoints/000010").about["step"] == 10
+
+
+def test_a_save_that_fails_then_does_not_hide_the_exception(tmp_path, monkeypatch):
+    one = Loop._one
+
+    def failing(self, state, batches, step):
+        if step == 12:
+            raise RuntimeError("a bug")
+        return one(self, state, batches, step)
+
+    def refused(*given):
+        raise Lost("another run has taken over")
+
+    monkeypatch.setattr(Loop, "_one", failing)
+    monkeypatch.setattr(manifest, "write", refused)
+    with pytest.raises(RuntimeError, match="a bug"):
+        train.train(config_of(30), tmp_path / "run", quiet=True)

@@ -69,7 +69,8 @@ def _copy(source: Any, sink: Any, log: Any, writing: threading.Lock, take: Calla
             continue
         with writing:
             if log is not None:
-                log.write(line)
+                with suppress(OSError):  # of a full disk, which costs lines of the file and none of the output
+                    log.write(line)
             with suppress(OSError):
                 sink.write(line)
                 sink.flush()
@@ -88,9 +89,12 @@ class Progress:
             return False
         first, age, step = (float(word) for word in words[1:])
         self._began = self._began or f"{first:.0f} {time.monotonic() - age!r}"
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.pwrite(file, f"{self._began} {step:.0f}\n".encode(), 0)
-        os.close(file)
+        with suppress(OSError):  # what the launcher does not learn is no reason to hear no more of the host
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(file, f"{self._began} {step:.0f}\n".encode(), 0)
+            finally:
+                os.close(file)
         return True
 
 

@@ -89,8 +89,11 @@ def _laid_out(
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         leaves, tree = jax.tree.flatten(grads)
+        plan = plan_fn(leaves, BOUND_AXES)
+        if not plan.collectives:
+            return jax.tree.unflatten(tree, apart(leaves)), state
+        _guard(grads, plan)
         buckets = lay_out(leaves, BOUND_AXES)
-        _guard(grads, plan_fn(leaves, BOUND_AXES))
         sums: list[jax.Array] = []
         states = []
         for index, message in enumerate(pack(buckets, leaves)):
@@ -101,6 +104,11 @@ def _laid_out(
             sums.append(total)
             states.append(after)
         return jax.tree.unflatten(tree, unpack(buckets, sums)), tuple(states)
+
+    def apart(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        """What does not travel is not packed: that would copy every gradient twice."""
+        each = plan_groups(leaves, [[place] for place in range(len(leaves))])
+        return unpack(each, [inner.reduce(flat, inner.init(flat, BOUND_AXES))[0] for flat in pack(each, leaves)])
 
     def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
         buckets = lay_out(jax.tree.leaves(shapes), axis_sizes)
@@ -147,11 +155,11 @@ def after(inner: Reducer) -> Reducer:
     """Schedule: nothing travels before backward has produced every gradient (S-Caffe's SC-B).
 
     See `during` for the other schedule.
-    `compiler_options` keeps the barrier from being compiled away.
+    `compiler_options` keeps the barrier from being compiled away. Where nothing travels, there is none.
     """
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        return inner.reduce(lax.optimization_barrier(grads), state)
+        return inner.reduce(lax.optimization_barrier(grads) if _travels(inner, grads) else grads, state)
 
     return inner._replace(reduce=reduce_fn)
 
@@ -162,15 +170,21 @@ def during(inner: Reducer) -> Reducer:
     Buckets depend on their own leaves alone, so it is the schedule of any bucketed reducer. But XLA gives the memory of
     a gradient that is on its way to one that is computed later, which on CPU then waits until the first has
     arrived, and nothing overlaps. So gradients are held until all sums are there, at the cost of as much memory as
-    they need, which is what PyTorch DDP's buckets cost.
+    they need, which is what PyTorch DDP's buckets cost. Where nothing travels, nothing is held.
     """
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         sums, state = inner.reduce(grads, state)
+        if not _travels(inner, grads):
+            return sums, state
         held, _ = lax.optimization_barrier((sums, grads))
         return jax.tree.map(_typed_as, held, sums), state
 
     return inner._replace(reduce=reduce_fn)
+
+
+def _travels(reducer: Reducer, grads: PyTree) -> bool:
+    return bool(reducer.plan(grads, BOUND_AXES).collectives)
 
 
 def _typed_as(value: jax.Array, like: jax.Array) -> jax.Array:

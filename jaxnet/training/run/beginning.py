@@ -1,18 +1,24 @@
 """Where a run begins: at its newest good checkpoint, or with a state made on the mesh."""
 
+import math
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxnet.checkpoints import Checkpoints, Enduring, OneWriter
+import jax
+
+from jaxnet.checkpoints import Checkpoints, Enduring, OneWriter, Replaceable, Restored
+from jaxnet.comm import Reducer, one_per_device
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.run.place import Place
 from jaxnet.training.run.progress import say_nothing, say_warning
-from jaxnet.training.run.watch import Counts
+from jaxnet.training.run.watch import Past
 from jaxnet.training.run.workdir import Fence
 from jaxnet.training.settings.fingerprint import other_decoder
 from jaxnet.training.steps.loss_scale import stored_scale
-from jaxnet.training.steps.state import TrainState, abstract_state
+from jaxnet.training.steps.state import TrainState, abstract_state, first_comm
 
 
 class Beginning(NamedTuple):
@@ -27,7 +33,7 @@ class Beginning(NamedTuple):
 
     state: TrainState
     step: int
-    met: Counts
+    met: Past
     fresh: bool
 
 
@@ -44,11 +50,55 @@ def open_checkpoints(config: Config, workdir: Path, place: Place, fence: Fence) 
 
 def begin(config: Config, experiment: Experiment, place: Place, checkpoints: Enduring) -> Beginning:
     """Restore the newest good checkpoint, or make the first state."""
-    like = abstract_state(experiment.layout.whole_shapes, place.mesh)
-    restored = checkpoints.restore_latest(like, defaults=stored_scale())
+    restored = restore(experiment, checkpoints, say_warning if place.primary else say_nothing)
     if restored is None:
-        return Beginning(experiment.first_state(), 0, Counts(), True)
+        return Beginning(experiment.first_state(), 0, Past(), True)
     if place.primary and (changed := other_decoder(config, restored.extra)):
         say_warning(changed)
     state = experiment.layout.cut(restored.state)
-    return Beginning(state, restored.step, Counts.saved(restored.extra), False)
+    return Beginning(state, restored.step, Past.saved(restored.extra), False)
+
+
+def restore(
+    experiment: Experiment,
+    checkpoints: Checkpoints | Enduring | OneWriter,
+    say: Callable[[str], None],
+    up_to: int | None = None,
+) -> Restored | None:
+    """The newest good checkpoint, of step `up_to` or before, as a whole state on the mesh; None where there is none.
+
+    What a reducer remembers is each device's own. Where it was saved on other devices it is begun anew, and `say` takes
+    the line that says so.
+    """
+    layout, reducer = experiment.layout, experiment.reducer
+    shapes, mesh = layout.whole_shapes, layout.mesh
+
+    def comm() -> dict[str, Any]:
+        remembers = reducer if isinstance(reducer, Reducer) else None  # parts do not
+        make = jax.jit(lambda: first_comm(remembers, shapes.params, mesh), out_shardings=one_per_device(mesh))
+        return {"comm": make()}
+
+    like, replaceable = abstract_state(shapes, mesh), Replaceable("comm/", comm)
+    restored = checkpoints.restore_latest(like, up_to=up_to, defaults=stored_scale(), replaceable=replaceable)
+    if restored is not None and restored.replaced:
+        say(_lost(experiment, restored))
+    return restored
+
+
+def _lost(experiment: Experiment, restored: Restored) -> str:
+    """The line that says what of the gradients will never be sent."""
+    strategy = experiment.strategy.name
+    before = restored.extra.get("config", {}).get("strategy", strategy)
+    dims = next(iter(restored.replaced.values())).partition("[")[2]
+    there = [int(size) for size in re.findall(r"\d+", dims)[:2]]
+    return (
+        f"the residuals of step {restored.step}, gradients that were not sent yet, are lost: they are those of "
+        f"strategy={before} on {_devices(there)}, and the run goes on with strategy={strategy} on "
+        f"{_devices(experiment.layout.mesh.shape.values())}"
+    )
+
+
+def _devices(mesh: Iterable[int]) -> str:
+    sizes = list(mesh)
+    count = math.prod(sizes)
+    return f"{count} device{'s' * (count > 1)} (mesh {'x'.join(map(str, sizes))})"

@@ -28,19 +28,20 @@ class CompiledFiles(CacheInterface):
         self._path, self._told = directory, False
 
     def get(self, key: str) -> bytes | None:
-        """The program, if it is there and as it was written; else it is deleted."""
+        """The program, if it is there and as it was written; else it is deleted, where that is allowed."""
         path = self._file(key)
         try:
             content = path.read_bytes()
         except OSError:
             return None
         seal, program = content[:_SEAL_BYTES], content[_SEAL_BYTES:]
+        intact = seal == hashlib.sha256(program).digest()
         with contextlib.suppress(OSError):
-            if seal != hashlib.sha256(program).digest():
+            if intact:
+                os.utime(path)
+            else:
                 path.unlink()
-                return None
-            os.utime(path)
-        return program
+        return program if intact else None
 
     def put(self, key: str, value: bytes) -> None:
         """Keep a program, if the disk takes it; that it does not is told once."""

@@ -169,7 +169,7 @@ class Loop:
         for step, values in lines:
             values |= {
                 "examples_per_second": self.config.batch_size / values["step_seconds"],
-                "learning_rate": self._rates(step),
+                "learning_rate": self._rates(step - self.recovery.lag_at(step)),
                 "epoch": step / self.experiment.steps_per_epoch,
             }
             self.records.write(step, "train", values)
@@ -189,9 +189,8 @@ class Loop:
         self._log(self._pace.drain())
         self.recovery.drain()
         with self._aside("a checkpoint", "checkpoint"):
-            met = self.recovery.counts._asdict()
             said = {"config": self._settings, "inputs": self.inputs.as_json(), **decoder(self.config)}
-            extra = {**said, "next_step": step, "guard": met}
+            extra = {**said, "next_step": step, "guard": self.recovery.past.to_save()}
             whole = self.experiment.layout.whole(state)
             self.checkpoints.save(step, whole, extra=extra, metrics=evaluation)
 

@@ -1,17 +1,21 @@
 """A window of steps in the profiler, and the compiled programs as text."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import jax
 
 from jaxnet.comm.pieces.launch import HasText
 from jaxnet.training.config import Profile
+from jaxnet.training.run.progress import say_warning
 
 
 class ProfileWindow:
     """Traces steps `[start, start + steps)` into `<workdir>/profile/process_0`, and so on for each process.
 
-    Each step is annotated with its number. Look with `jaxnet timeline`, TensorBoard's xprof or Perfetto.
+    Each step is annotated with its number. Look with `jaxnet timeline`, TensorBoard's xprof or Perfetto. A trace that
+    cannot be made or written is told in a warning: other processes would wait for one that ends over it.
     """
 
     def __init__(self, window: Profile, workdir: Path, process: int) -> None:
@@ -24,8 +28,7 @@ class ProfileWindow:
     def before(self, step: int) -> None:
         """Call before step number `step` is dispatched."""
         if step == self._first and self._last >= self._first:
-            jax.profiler.start_trace(str(self._directory))
-            self._running = True
+            self._running = self._managed(lambda: jax.profiler.start_trace(str(self._directory)))
         if self._running:
             self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
             self._annotation.__enter__()
@@ -42,14 +45,29 @@ class ProfileWindow:
     def close(self) -> None:
         """End a trace that is still running."""
         if self._running:
-            jax.profiler.stop_trace()
             self._running = False
+            self._managed(jax.profiler.stop_trace)
+
+    def _managed(self, act: Callable[[], None]) -> bool:
+        try:
+            act()
+        except (OSError, RuntimeError) as error:  # JAX's own errors are RuntimeErrors
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            say_warning(f"no trace in {self._directory}: {reason}; training goes on without")
+            return False
+        return True
 
 
-def write_programs(workdir: Path, lowered: HasText, compiled: HasText) -> Path:
-    """Write the step as given to the compiler (StableHLO) and as optimized (HLO) to `<workdir>/hlo`."""
+def write_programs(workdir: Path, lowered: HasText, compiled: HasText) -> None:
+    """Write the step as given to the compiler (StableHLO) and as optimized (HLO) to `<workdir>/hlo`, or warn."""
     directory = workdir / "hlo"
-    directory.mkdir(exist_ok=True)
-    (directory / "train_step.stablehlo.txt").write_text(lowered.as_text() or "")
-    (directory / "train_step.optimized_hlo.txt").write_text(compiled.as_text() or "")
-    return directory
+    texts = {"train_step.stablehlo.txt": lowered.as_text(), "train_step.optimized_hlo.txt": compiled.as_text()}
+    try:
+        directory.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (directory / name).write_text(text or "")
+    except OSError as error:
+        say_warning(f"{directory} cannot be written: {error.strerror}; training goes on without")
+        with suppress(OSError):  # half a program would pass for a whole one
+            for name in texts:
+                (directory / name).unlink(missing_ok=True)

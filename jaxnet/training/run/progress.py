@@ -2,15 +2,17 @@
 
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from jaxnet.errors import drop, say, spared
+
 
 def show_warnings() -> None:
     """Warnings of jaxnet become one line of stderr each, `warning: ...`, as errors are."""
-    handler = logging.StreamHandler()
+    handler = _Spared()
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logger = logging.getLogger("jaxnet")
     logger.addHandler(handler)
@@ -26,17 +28,32 @@ def say_nothing(line: str) -> None:
     """What processes but the first do with a line for a person."""
 
 
+class _Spared(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if isinstance(error, OSError):
+            drop(self.stream, error)
+        else:
+            super().handleError(record)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        drop(self.file, BrokenPipeError())  # Rich would end the process, which is to save
+
+
 class Display:
     """Prints the lines of a run, and in a terminal keeps a progress bar below them. Use it in a `with` statement.
 
-    Without a `bar` it prints lines alone: under mpirun a file looks like a terminal.
+    Without a `bar` it prints lines alone: under mpirun a file looks like a terminal. A line that a full disk does not
+    take, or that nobody reads any more, is dropped.
     """
 
     def __init__(self, total_steps: int, first_step: int, *, silent: bool = False, bar: bool = True) -> None:
         self._silent = silent
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        console = Console()
+        console = _Console()
         if console.is_terminal and bar and not silent:
             columns = (
                 TextColumn("step"),
@@ -56,7 +73,8 @@ class Display:
 
     def __exit__(self, *_: Any) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with spared(self._bar.console.file):
+                self._bar.stop()
 
     def advance(self, step: int) -> None:
         """`step` steps have been dispatched."""
@@ -85,6 +103,7 @@ class Display:
         if self._silent:
             return
         if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            with spared(self._bar.console.file):
+                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, file=sys.stdout, flush=True)
+            say(line, sys.stdout)

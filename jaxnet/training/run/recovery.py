@@ -10,11 +10,11 @@ from jaxnet.data import DeviceBatch
 from jaxnet.errors import InputError
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.guard import Guard
-from jaxnet.training.run.watch import Counts, Watch
+from jaxnet.training.run.beginning import restore
+from jaxnet.training.run.watch import Counts, Past, Watch
 from jaxnet.training.steps.finite import not_finite_names
-from jaxnet.training.steps.loss_scale import stored_scale
 from jaxnet.training.steps.replicas import Replicas
-from jaxnet.training.steps.state import TrainState, abstract_state
+from jaxnet.training.steps.state import TrainState
 
 
 class Stream:
@@ -52,7 +52,7 @@ class Recovery:
         guard: what is to be done.
         experiment: of the run.
         checkpoints: of the run.
-        counts: what the run has met before.
+        past: what the run has met before.
         say: takes a line for a person.
         gathered: see `Replicas`.
     """
@@ -62,24 +62,34 @@ class Recovery:
         guard: Guard,
         experiment: Experiment,
         checkpoints: Checkpoints | Enduring | OneWriter,
-        counts: Counts,
+        past: Past,
         say: Callable[[str], None],
         gathered: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
         averaging = experiment.strategy.averaging
         self._guard, self._say = guard, say
         self._checkpoints = checkpoints
+        self._experiment = experiment
         self._layout = experiment.layout
         self._round = 1 if averaging is None else averaging.every
         first = 0 if averaging is None else averaging.synchronous_steps
         names = not_finite_names(experiment.layout.whole_shapes.params)
-        self._watch = Watch(guard, names, counts, lambda step: step <= first or step % self._round == 0)
+        self._watch = Watch(guard, names, past, lambda step: step <= first or step % self._round == 0)
         self._replicas = Replicas(experiment.layout, experiment.ranks, gathered)
 
     @property
     def counts(self) -> Counts:
         """What the run has met."""
         return self._watch.counts
+
+    @property
+    def past(self) -> Past:
+        """The same, and more that is saved with it."""
+        return self._watch.past
+
+    def lag_at(self, step: int) -> int:
+        """How many of the steps up to `step`, which is done, changed nothing that is left."""
+        return self._watch.lag_at(step)
 
     @property
     def must_go_back(self) -> bool:
@@ -109,7 +119,7 @@ class Recovery:
         restored = self._restored(limit)
         if restored is None:
             raise self._ended(self._watch.hopeless(f"there is no checkpoint of step {limit} or before to go back to"))
-        self._say(self._watch.went_back(restored.step, step))
+        self._say(self._watch.went_back(restored.step, step, Past.saved(restored.extra).lag))
         return self._layout.cut(restored.state)._replace(step=state.step, scale=state.scale)
 
     def asks(self, step: int, *, saving: bool) -> bool:
@@ -142,7 +152,7 @@ class Recovery:
         restored = self._restored(None)
         if restored is None:
             raise InputError(f"{what}; there is no checkpoint to go back to")
-        self._watch.restarted()
+        self._watch.restarted(Past.saved(restored.extra).lag)
         self._say(f"{what}: training again from step {restored.step}")
         return self._layout.cut(restored.state), restored.step
 
@@ -152,5 +162,4 @@ class Recovery:
         return error
 
     def _restored(self, limit: int | None) -> Restored | None:
-        like = abstract_state(self._layout.whole_shapes, self._layout.mesh)
-        return self._checkpoints.restore_latest(like, up_to=limit, defaults=stored_scale())
+        return restore(self._experiment, self._checkpoints, self._say, limit)

@@ -26,10 +26,27 @@ class Counts(NamedTuple):
     loss_spikes: int = 0
     rollbacks: int = 0
 
+
+class Past(NamedTuple):
+    """What a checkpoint tells of the steps before it.
+
+    Attributes:
+        counts: what the run has met in them.
+        lag: how many of them changed nothing that is left, so that schedules, which count updates, are as far behind.
+    """
+
+    counts: Counts = Counts()
+    lag: int = 0
+
     @classmethod
-    def saved(cls, extra: Mapping[str, Any]) -> "Counts":
-        """Those that a checkpoint holds in its `extra`; zeros if it is older than they are."""
-        return cls(**extra.get("guard", {}))
+    def saved(cls, extra: Mapping[str, Any]) -> "Past":
+        """That which a checkpoint holds in its `extra`; zeros if it is older than they are."""
+        told = dict(extra.get("guard", {}))
+        return cls(lag=told.pop("lag", 0), counts=Counts(**told))
+
+    def to_save(self) -> dict[str, int]:
+        """For the `extra` of a checkpoint, as "guard"."""
+        return {**self.counts._asdict(), "lag": self.lag}
 
 
 class Watch:
@@ -38,7 +55,7 @@ class Watch:
     All processes see the same metrics of the same steps, so they decide alike without a word.
 
     Attributes:
-        counts: so far.
+        past: what the run has met in the steps that are done.
         limit: where the run must go back: the newest step whose checkpoint may be used; else None.
     """
 
@@ -46,7 +63,7 @@ class Watch:
         self,
         config: Guard,
         names: Sequence[str],
-        counts: Counts = Counts(),  # noqa: B008 (a constant)
+        past: Past = Past(),  # noqa: B008 (a constant)
         is_shared: Callable[[int], bool] = lambda step: True,
     ) -> None:
         """`names`: what the elements of the metric `not_finite` are about.
@@ -62,8 +79,20 @@ class Watch:
         self._row: list[int] = []  # the steps skipped in a row
         self._wrong = ""  # what was not finite in the last of them
         self._source: int | None = None  # of the last rollback, until a step is good again
-        self.counts = counts
+        self.past = past
         self.limit: int | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """What the run has met so far."""
+        return self.past.counts
+
+    def lag_at(self, step: int) -> int:
+        """The lag of schedules after `step`, which is done, and behind which this is by no more than is in flight.
+
+        Of copies that train by themselves it is that of the first.
+        """
+        return self.past.lag + sum(_is_skipped(metrics) for number, metrics in self._pending if number <= step)
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> Iterator[str]:
         """Step number `step` (from 1) was dispatched. Gives a line for what went wrong in those that are done."""
@@ -76,10 +105,13 @@ class Watch:
         while self._pending:
             yield from self._examine(*self._pending.popleft())
 
-    def went_back(self, source: int, step: int) -> str:
-        """The run has gone back, after `step` steps, to the checkpoint of step `source`; the line that says so."""
+    def went_back(self, source: int, step: int, lag: int = 0) -> str:
+        """The run has gone back, after `step` steps, to the checkpoint of step `source`; the line that says so.
+
+        `lag` is that of the checkpoint.
+        """
         what = f"{self._wrong} not finite in {len(self._row)} steps in a row ({self._row[0]} to {self._row[-1]})"
-        self.counts = self.counts._replace(rollbacks=self.counts.rollbacks + 1)
+        self._met(lag + step - source, rollbacks=1)
         self._row, self._source, self.limit = [], source, None
         return f"{what}: back to the checkpoint of step {source}, on with the examples after step {step}"
 
@@ -91,9 +123,12 @@ class Watch:
             "examples of these steps"
         )
 
-    def restarted(self) -> None:
-        """The run goes back to an earlier step, for a reason of its own, and repeats what came after it."""
-        self.counts = self.counts._replace(rollbacks=self.counts.rollbacks + 1)
+    def restarted(self, lag: int) -> None:
+        """The run goes back to an earlier step, for a reason of its own, and repeats what came after it.
+
+        `lag` is that of the checkpoint.
+        """
+        self._met(lag, rollbacks=1)
         self._pending.clear()
         self._losses.clear()
         self._judged, self._limit, self._high = 0, math.inf, False
@@ -104,7 +139,7 @@ class Watch:
         if not skipped:
             yield from self._judge(step, float(metrics["loss"]))
         if skipped:
-            self.counts = self.counts._replace(skipped_steps=self.counts.skipped_steps + 1)
+            self._met(self.past.lag + _is_skipped(metrics), skipped_steps=1)
             found = np.asarray(metrics[NOT_FINITE])
             self._wrong = _listed([name for name, bad in zip(self._names, found, strict=True) if bad])
             if LOSS_SCALE in metrics and (scale := float(metrics[LOSS_SCALE])) > 1 and not found[0]:
@@ -116,6 +151,10 @@ class Watch:
                 yield f"step {step}: skipped, {self._wrong} not finite"
         if self._is_shared(step):
             self._count(step, skipped > 0)
+
+    def _met(self, lag: int, **more: int) -> None:
+        counts = {name: value + more.get(name, 0) for name, value in self.counts._asdict().items()}
+        self.past = Past(Counts(**counts), lag)
 
     def _count(self, step: int, skipped: bool) -> None:
         if self.limit is not None:
@@ -134,12 +173,17 @@ class Watch:
             self._limit = spike_limit(self._losses)
         high, self._high = self._high, loss > self._limit
         if self._high:
-            self.counts = self.counts._replace(loss_spikes=self.counts.loss_spikes + 1)
+            self._met(self.past.lag, loss_spikes=1)
             if not high:
                 yield f"step {step}: the loss is {loss:.4g}, a spike: above {self._limit:.4g}"
         if math.isfinite(loss):
             self._losses.append(loss)
             self._judged += 1
+
+
+def _is_skipped(metrics: Mapping[str, Any]) -> bool:
+    """Whether a step changed nothing; False where one of many copies alone was left as it was."""
+    return float(metrics.get(SKIPPED, 0.0)) >= 1.0
 
 
 def spike_limit(losses: Sequence[float] | deque[float]) -> float:

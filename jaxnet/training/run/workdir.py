@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnet.checkpoints import BEAT_SECONDS, Consensus, Heartbeat, Lock
+from jaxnet.checkpoints import BEAT_SECONDS, Consensus, Enduring, Heartbeat, Lock
 from jaxnet.errors import InputError
 from jaxnet.training.config import Config
+from jaxnet.training.run.alarm import Alarm
 from jaxnet.training.run.compile_cache import compile_cache
 from jaxnet.training.run.ledger import Ledger
 from jaxnet.training.run.place import Place
@@ -83,3 +84,19 @@ def held(workdir: Path, told: Told, *beats: Callable[[], None]) -> Iterator[Fenc
             yield lock.require
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def finished(checkpoints: Enduring, place: Place, alarm: Alarm) -> Iterator[None]:
+    """What is being saved when an exception leaves comes to the disk before the directory is given back.
+
+    Only where this process is alone: others might never write their part, and all would wait for it.
+    """
+    try:
+        yield
+    except BaseException:
+        if place.cluster.process_count == 1:
+            alarm.begins("a checkpoint")
+            with contextlib.suppress(Exception):  # the one that leaves says what went wrong first
+                checkpoints.wait()
+        raise

@@ -221,9 +221,7 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
 
 def check_model(config: Config, model: Model, variables: Variables, source: Source) -> None:
     """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for."""
-    images = jax.ShapeDtypeStruct((1, *config.pixels.shape(source.image_shape)), "float32")
-    evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
-    logits = jax.eval_shape(evaluate, *variables, images)
+    logits = _logits(model, variables, config.pixels.shape(source.image_shape))
     if len(logits.shape) != 2 or logits.shape[1] < source.num_classes:
         width = (
             "set model.num_classes=" if hasattr(config.model, "num_classes") else "make the width of its last layer "
@@ -238,3 +236,29 @@ def check_model(config: Config, model: Model, variables: Variables, source: Sour
             f"batch_norm={config.batch_norm}: the model has no field norm_axes that would tell its BatchNorm; give "
             "it one, as jaxnet.models.CNN has, or set batch_norm=local"
         )
+
+
+def check_test_images(config: Config, model: Model, variables: Variables, source: Source, tests: Source) -> None:
+    """Refuse test images that a network with variables of these shapes, those of training images, cannot take."""
+    trained, tested = (config.pixels.shape(split.image_shape) for split in (source, tests))
+    if tested == trained:
+        return
+    try:
+        _logits(model, variables, tested)
+    except Exception as error:  # whatever the network has against the images
+        sizes = [getattr(config.data, key, None) for key in ("size", "test_size")]
+        keys, cure = f"data.size={sizes[0]} and data.test_size={sizes[1]}: ", "set both to one size"
+        if None in sizes:
+            keys, cure = "", "give them one shape, as pixels.size=N does"
+        shapes = ["x".join(map(str, shape)) for shape in (trained, tested)]
+        raise InputError(
+            f"{keys}the network learns from images of {shapes[0]} and does not take test images of {shapes[1]}; "
+            f"{cure}, or take a network that averages over all places before its dense layers, such as ResNet"
+        ) from error
+
+
+def _logits(model: Model, variables: Variables, image_shape: tuple[int, ...]) -> Any:
+    """The shape of what an evaluation gives for one image; nothing is computed."""
+    image = jax.ShapeDtypeStruct((1, *image_shape), "float32")
+    evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
+    return jax.eval_shape(evaluate, *variables, image)

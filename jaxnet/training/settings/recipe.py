@@ -1,4 +1,4 @@
-"""Refuses a recipe whose parts do not go together."""
+"""Refuses a recipe whose parts do not go together, or says that it is a strange one."""
 
 import itertools
 
@@ -21,6 +21,22 @@ def check_recipe(config: Config) -> None:
     for pattern, multiplier in optimizer.groups:
         if multiplier < 0:
             raise InputError(f"optimizer.groups: {pattern!r} has the multiplier {multiplier}: wanted at least 0")
+
+
+def endless_warmup(config: Config, steps_per_epoch: float, total_steps: int) -> str | None:
+    """The line that says that the rate never stops rising, as in a long recipe that was cut short; or None.
+
+    No reason to refuse: whether a program runs is tried with a few steps.
+    """
+    given = config.optimizer
+    warmup = given.for_run(config.batch_size, steps_per_epoch).warmup_steps
+    if not warmup or warmup < total_steps:
+        return None
+    key = f"warmup_steps={given.warmup_steps}" if given.warmup_steps else f"warmup_epochs={given.warmup_epochs:g}"
+    return (
+        f"optimizer.{key}: warm-up takes {warmup} steps and the run {total_steps}, so the learning rate only rises and "
+        f"optimizer.schedule={given.schedule} never begins; shorten warm-up, or raise epochs"
+    )
 
 
 def _check_milestones(optimizer: Optimizer) -> None:

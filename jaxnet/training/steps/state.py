@@ -66,19 +66,24 @@ def first_state(
     """
     key = jax.random.key(seed) if members is None else member_keys(seed, members)
     variables = with_values(model.init(key, jnp.zeros((1, *image_shape), jnp.float32)), initial)
-    comm_state = () if reducer is None else reducer.init(variables.params, mesh.shape)
-    dims = tuple(mesh.shape.values())
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=variables.params,
         stats=variables.stats,
         optimizer=optimizer.init(variables.params),
-        comm=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*dims, *leaf.shape)), comm_state),
+        comm=first_comm(reducer, variables.params, mesh),
         # A copy, because every leaf of the state is donated and must be a buffer of its own.
         average=jax.tree.map(jnp.copy, variables.params) if averaged else None,
         key=jax.random.key_data(key),
         scale=first_scale() if scaled else None,
     )
+
+
+def first_comm(reducer: Reducer | None, params: PyTree, mesh: Mesh) -> PyTree:
+    """The reducer's state before the first step, one per device, for parameters of these shapes. To be traced."""
+    state = () if reducer is None else reducer.init(params, mesh.shape)
+    dims = tuple(mesh.shape.values())
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*dims, *leaf.shape)), state)
 
 
 def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:

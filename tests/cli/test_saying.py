@@ -1,0 +1,40 @@
+"""A line for a person is dropped where it cannot be written, and is tried no second time."""
+
+import contextlib
+import os
+import resource
+
+import pytest
+
+from jaxnet.errors import say
+
+
+@contextlib.contextmanager
+def files_no_longer_than(size):
+    """Stands for a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_of_a_full_disk_lines_are_lost_and_the_next_is_written_when_there_is_room(length, tmp_path):
+    path = tmp_path / "log"
+    with path.open("w") as stream:
+        say("first", stream)
+        with files_no_longer_than(6):
+            for _ in range(3):
+                say("x" * length, stream)
+        say("last", stream)
+    assert path.read_text() == "first\nlast\n"
+
+
+def test_a_line_that_nobody_reads():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:  # whose end writes what it still holds
+        for length in (10, 100_000, 10):
+            say("x" * length, stream)
