@@ -126,9 +126,7 @@ def prepare(config: Config, mesh: Mesh, source: Source, tests: Source | None = N
     of_data = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
     batch_shapes = batch_shapes_at(of_data, phases[-1].size)
     image_shape = config.pixels.shape(source.image_shape)
-    variables = _checked_variables(config, model, source, phases)
-    if tests is not None:
-        check_test_images(config, model, variables, source, tests)
+    variables = _checked_variables(config, model, source, tests, phases)
     order = _order(_loss(config, model), variables, batch_shapes)
     parts = None if strategy.sharded is None else Parts(variables.params, AXES)
     layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])
@@ -259,13 +257,17 @@ def _batch_shapes(
     }
 
 
-def _checked_variables(config: Config, model: Model, source: Source, phases: tuple[Phase, ...]) -> Variables:
+def _checked_variables(
+    config: Config, model: Model, source: Source, tests: Source | None, phases: tuple[Phase, ...]
+) -> Variables:
     """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
     image_shape = config.pixels.shape(source.image_shape)
     variables = abstract_variables(model, image_shape)
     check_model(config, model, variables, source)
     check_resolutions(model, variables, phases, image_shape[-1])
     multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
+    if tests is not None:
+        check_test_images(config, model, variables, source, tests)
     return variables
 
 
