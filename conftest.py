@@ -1,7 +1,10 @@
 """Tests run on eight emulated CPU devices, and ranks are never promoted in silence."""
 
+import atexit
 import importlib.util
 import os
+import shutil
+import tempfile
 
 import jax
 import pytest
@@ -12,8 +15,12 @@ collect_ignore = [] if importlib.util.find_spec("cv2") else ["jaxnet/data/photos
 
 # Set before any device is used; one process has one device count.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time of a test would be LLVM's. What XLA itself makes of a program is the same, and so are these tests.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
+# Most of the time of a test would be LLVM's and, in JAX 0.10, that of the newer of its two emitters of kernels.
+# What XLA makes of a program before that is the same, and so are these tests.
+_QUICK = "--xla_backend_optimization_level=1"
+if jax.__version_info__ < (0, 11):
+    _QUICK += " --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -21,6 +28,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 # are the same in every run, so that a change is judged by what it changed; new ones are met by whoever works on it.
 settings.register_profile("jaxnet", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("jaxnet")
+
+
+def pytest_configure(config):
+    """One directory for what the runs of all tests compile: most run the same program."""
+    if not hasattr(config, "workerinput"):  # the workers inherit it
+        os.environ["TESTS_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="jaxnet-tests-")
+        atexit.register(shutil.rmtree, os.environ["TESTS_COMPILE_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

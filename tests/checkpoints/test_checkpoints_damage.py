@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import re
-import resource
 import shutil
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from jaxnet.checkpoints import find_checkpoint, manifest
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, flip_a_bit, largest_file, on
+from support.disks import files_no_longer_than
 
 
 @pytest.fixture
@@ -189,17 +189,12 @@ def test_a_failed_seal_is_reported_and_the_next_save_works(run, monkeypatch):
 # Tensorstore still reports the other parts of a failed write to the event loop that Orbax has closed.
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk_is_reported_once_and_the_next_save_works(run, caplog):
-    """A limit on the size of files stands for the disk that is full."""
     checkpoints = run.open()
     large = on(run.mesh, {"w": np.random.default_rng(0).normal(size=500_000).astype(np.float32)})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    with files_no_longer_than(100_000):
         checkpoints.save(400, large, extra={})
         with pytest.raises(InputError, match=r"step 400 could not be written to .*: File too large$"):
             checkpoints.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert caplog.records == []
     assert checkpoints.steps() == [100, 200, 300]
     checkpoints.save(400, run.state(400), extra={})

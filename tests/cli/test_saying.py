@@ -1,23 +1,11 @@
 """A line for a person is dropped where it cannot be written, and is tried no second time."""
 
-import contextlib
 import os
-import resource
 
 import pytest
 
 from jaxnet.errors import say
-
-
-@contextlib.contextmanager
-def files_no_longer_than(size):
-    """Stands for a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from support.disks import files_no_longer_than
 
 
 @pytest.mark.parametrize("length", [10, 100_000])

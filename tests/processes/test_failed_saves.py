@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 from contextlib import contextmanager
 
 import jax
@@ -11,20 +10,10 @@ import pytest
 
 from jaxnet.checkpoints import Checkpoints, NotSaved
 from support.checkpointing import mesh_of, on
+from support.disks import files_no_longer_than
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.processes
-
-
-@contextmanager
-def files_no_longer_than(size):
-    """What a disk quota does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

@@ -208,7 +208,14 @@ def test_ranks_that_differ_all_say_how(tmp_path, command, difference):
 
 def test_what_a_run_leaves_in_its_workdir(tmp_path):
     """Two processes that write all there is to write."""
-    extra = ("log.tensorboard=true", "log.hlo=true", "profile.start=5", "profile.steps=2", "eval_every_epochs=1")
+    extra = (
+        "compile_cache=compile_cache",
+        "log.tensorboard=true",
+        "log.hlo=true",
+        "profile.start=5",
+        "profile.steps=2",
+        "eval_every_epochs=1",
+    )
     finish(tmp_path, TWO, *extra)
     names = {path.name for path in tmp_path.iterdir()}
     expected = {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "hlo", "profile"}

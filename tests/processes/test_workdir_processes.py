@@ -12,15 +12,18 @@ from support.training_runs import ONE, await_path, finish, saved_steps, start, s
 pytestmark = pytest.mark.processes
 
 
+OWN_CACHE = "compile_cache=compile_cache"
+
+
 def programs(workdir):
     """The training steps that were compiled."""
     return set(workdir.glob("compile_cache/*/jit_on_device-*-cache"))
 
 
 def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path):
-    with start(tmp_path, ONE, PACE_SECONDS="0.5") as first:
+    with start(tmp_path, ONE, OWN_CACHE, PACE_SECONDS="0.5") as first:
         await_path(tmp_path / "lock/000001.json")
-        with start(tmp_path, ONE) as second:
+        with start(tmp_path, ONE, OWN_CACHE) as second:
             assert second.finish() == 2
             [line] = second.err
         assert line.startswith(f"error: {tmp_path} is in use by process {first.pid} of user ")
@@ -28,7 +31,7 @@ def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path):
         first.process.kill()
         first.process.wait()
     compiled = programs(tmp_path)
-    third = finish(tmp_path, ONE)
+    third = finish(tmp_path, ONE, OWN_CACHE)
     [line] = [line for line in third.err if "taking over" in line]
     assert line.startswith(f"warning: {tmp_path} was left by process {first.pid} of user ")
     assert f"continuing {tmp_path} from step 20" in third.out
@@ -56,7 +59,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(small_disk):
     workdir = small_disk / "run"
-    with start(workdir, ONE, PACE_SECONDS="0.1") as program:
+    with start(workdir, ONE, OWN_CACHE, PACE_SECONDS="0.1") as program:
         await_path(workdir / "checkpoints/000020")
         before = saved_steps(workdir)
         with (small_disk / "filling").open("wb", buffering=0) as filling:
@@ -75,6 +78,6 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(small_disk):
     for line in (workdir / "metrics.jsonl").read_text().splitlines():
         json.loads(line)
     (small_disk / "filling").unlink()
-    again = finish(workdir, ONE)
+    again = finish(workdir, ONE, OWN_CACHE)
     assert saved_steps(workdir)[-1] == summary(workdir)["steps"] == 60
     assert any(line.startswith(f"continuing {workdir} from step") for line in again.out)

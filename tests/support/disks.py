@@ -1,6 +1,7 @@
 """A disk that is soon full."""
 
 import os
+import resource
 import subprocess
 from contextlib import contextmanager
 
@@ -16,3 +17,14 @@ def small_disk(place):
         pytest.skip("only root can mount a file system")
     yield place
     subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@contextmanager
+def files_no_longer_than(size):
+    """What a quota does, or a disk that is full: the rest of what this process writes is refused."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

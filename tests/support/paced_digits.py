@@ -48,4 +48,5 @@ def get_config():
         optimizer=Optimizer("adamw", learning_rate=1e-2, warmup_steps=10, weight_decay=0.01),
         checkpoints=Checkpoints(every_steps=SAVE_EVERY),
         log=Log(every_steps=1, tensorboard=False),
+        compile_cache=os.environ.get("TESTS_COMPILE_CACHE", "compile_cache"),
     )

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_QUICK = "--xla_backend_optimization_level=1"  # see conftest.py
 PATIENCE = 60.0  # how long a condition may take before a test gives up on it
 _CLUSTER = ("JAX", "SLURM", "OMPI", "XLA", "TPU", "KUBERNETES")
 
@@ -19,7 +20,8 @@ _CLUSTER = ("JAX", "SLURM", "OMPI", "XLA", "TPU", "KUBERNETES")
 def clean_environment(**extra):
     """This process's environment without anything that describes a cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLUSTER)}
-    return kept | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"} | extra
+    here = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _QUICK, "PYTHONWARNINGS": "error"}
+    return kept | here | extra
 
 
 def write_program(folder, text, name="program.py"):

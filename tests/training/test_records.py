@@ -1,8 +1,6 @@
 """What a run writes is whole, appended to on a resume, and refused in one line where it cannot be written."""
 
-import contextlib
 import json
-import resource
 import shutil
 import struct
 import threading
@@ -20,6 +18,7 @@ from jaxnet.errors import InputError
 from jaxnet.training.run.loop import Loop
 from jaxnet.training.run.records import NoRecords, Records, read_settings, write_whole
 from support.dark_digits import config_of
+from support.disks import files_no_longer_than
 
 
 def test_write_whole_replaces_the_file_and_leaves_nothing_else(tmp_path):
@@ -75,17 +74,6 @@ def test_a_full_disk_is_told_once_and_nothing_fails(tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}/metrics.jsonl cannot be written: No space left on device; training goes on without, until it can"
     ]
-
-
-@contextlib.contextmanager
-def files_no_longer_than(size):
-    """Stands for a disk that is full: the rest of a record is refused."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def events_of(content):
