@@ -67,8 +67,11 @@ def test_a_status_and_what_was_sent(on_host0, tmp_path):
 code = '''
 import os, sys, time
 print(os.uname().nodename, os.environ["JAX_PROCESS_ID"], os.environ["JAX_NUM_PROCESSES"], sys.argv[1:], flush=True)
-if os.environ["JAX_PROCESS_ID"] == "1": sys.exit(7)
-time.sleep(600)
+if os.environ["JAX_PROCESS_ID"] == "0":
+    open("up", "w").close()
+    time.sleep(600)
+while not os.path.exists("up"): time.sleep(0.1)  # a task that still starts is killed, and not told to end
+sys.exit(7)
 '''
 with launch(sys.executable, "-c", code, "it's $HOME", "a\\nb", options=["--sbatch=--wait"]) as job:
     show(job)
