@@ -84,28 +84,18 @@ STOPS = {
 }
 
 
-def stop(workdir, way):
-    """Stop a run by a signal, early; the summary that it leaves."""
+@pytest.mark.parametrize("way", STOPS)
+def test_a_signal_stops_all_ranks_and_the_run_continues(way, tmp_path, run):
     rank, name, status = STOPS[way]
     patient = ["--mca", "odls_base_sigkill_timeout", "5"]
-    with start(workdir, *LONG, options=patient, PACE_SECONDS="0.3") as program:
+    with start(tmp_path, *LONG, options=patient, PACE_SECONDS="0.3") as program:
         program.wait_for("step      6/60")
         os.kill(program.pid if rank is None else program.rank(rank), signal.Signals[f"SIG{name}"])
         assert program.status() == status, program.err
-    stopped = summary(workdir)
+    stopped = summary(tmp_path)
     assert not stopped["finished"]
-    assert saved_steps(workdir)[-1] == stopped["steps"] < 60
+    assert saved_steps(tmp_path)[-1] == stopped["steps"] < 60
     assert any(line.startswith("stopped by SIG") for line in program.out)
-    return stopped
-
-
-@pytest.mark.parametrize("way", ["term-rank-1", "usr1"])
-def test_a_signal_stops_all_ranks(way, tmp_path):
-    stop(tmp_path, way)
-
-
-def test_what_mpirun_was_told_to_stop_continues(tmp_path, run):
-    stopped = stop(tmp_path, "term")
     program = finish(tmp_path, *LONG)
     assert f"continuing {tmp_path} from step {stopped['steps']}" in program.out
     assert (summary(tmp_path)["steps"], summary(tmp_path)["finished"]) == (60, True)

@@ -11,7 +11,6 @@ from support.training_runs import ONE, await_path, finish, saved_steps, start, s
 
 pytestmark = pytest.mark.processes
 
-
 OWN_CACHE = "compile_cache=compile_cache"
 
 
