@@ -22,6 +22,7 @@ from support.training_runs import (
     EIGHT,
     FOUR,
     ONE,
+    OWN_CACHE,
     TWO,
     arrays,
     await_path,
@@ -209,7 +210,7 @@ def test_ranks_that_differ_all_say_how(tmp_path, command, difference):
 def test_what_a_run_leaves_in_its_workdir(tmp_path):
     """Two processes that write all there is to write."""
     extra = (
-        "compile_cache=compile_cache",
+        OWN_CACHE,
         "log.tensorboard=true",
         "log.hlo=true",
         "profile.start=5",

@@ -7,11 +7,9 @@ import pytest
 
 from jaxnet.report.goodput import goodput, read_ledger
 from support import disks
-from support.training_runs import ONE, await_path, finish, saved_steps, start, summary
+from support.training_runs import ONE, OWN_CACHE, await_path, finish, saved_steps, start, summary
 
 pytestmark = pytest.mark.processes
-
-OWN_CACHE = "compile_cache=compile_cache"
 
 
 def programs(workdir):

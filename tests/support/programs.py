@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_QUICK = "--xla_backend_optimization_level=1"  # see conftest.py
+_QUICK = "--xla_backend_optimization_level=1"  # as in conftest.py; the kernels are those of the emitter that users have
 PATIENCE = 60.0  # how long a condition may take before a test gives up on it
 _CLUSTER = ("JAX", "SLURM", "OMPI", "XLA", "TPU", "KUBERNETES")
 

@@ -17,6 +17,7 @@ from support.paced_digits import STEPS
 from support.programs import PATIENCE, ROOT, Program, launch
 
 CONFIG = ROOT / "tests/support/paced_digits.py"
+OWN_CACHE = "compile_cache=compile_cache"  # in the workdir, as by default; else the runs of all tests share one
 
 
 class Place(NamedTuple):
