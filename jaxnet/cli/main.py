@@ -21,6 +21,7 @@ from jaxnet.cli import (
 )
 from jaxnet.cli.parser import Parser
 from jaxnet.errors import exit_cleanly
+from jaxnet.huge_pages import use_huge_pages
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
 _COMMANDS = (launch, lab, doctor, plan, strategies, models, import_, predict, export, bench, timeline, report, data)
@@ -45,7 +46,9 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its status."""
+    """Run the command line, the process's own by default, and exit with its status."""
+    if argv is None:
+        use_huge_pages()
     given = sys.argv[1:] if argv is None else argv
     exit_cleanly(lambda: run(given))
 
