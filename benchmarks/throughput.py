@@ -4,9 +4,10 @@
     python benchmarks/throughput.py --model vgg16 --batch 128 --dtype bfloat16 --torch-python .venv-torch/bin/python
 
 All train the same network on images of 224x224 that lie on the device, by softmax cross-entropy and SGD with
-momentum. A worker of each framework is alive all along and is asked in turn, never two at once; figures are medians
-over the rounds. FLOPs are three times those of the forward pass; the peak is that of each framework's own products of
-square matrices in the same run. Without an environment for PyTorch (benchmarks/peers/README.md), JAX is measured
+momentum. All workers are alive all along and are asked in turn, never two at once; figures are medians over the
+rounds. FLOPs are three times those of the forward pass; the peak is that of each worker's own products of square
+matrices in the same run. train.py asks the C library for huge pages, and so does the worker of jaxnet; PyTorch is
+measured as it is and with them. Without an environment for PyTorch (benchmarks/peers/README.md), JAX is measured
 alone.
 """
 
@@ -28,23 +29,36 @@ from benchmarks.peers.compare import Worker
 from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, NETWORKS
 from benchmarks.peers.rounds import in_turn
 from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.huge_pages import VARIABLE, wanted
 from jaxnet.models import ZOO, abstract_variables, from_linen
 from jaxnet.models.flops import count_flops
 
 PEERS = Path(__file__).resolve().parent / "peers"
+
+
+class Turn(NamedTuple):
+    """What is timed in a round: `variant`, as the worker of `framework` knows it, with memory in huge pages or not."""
+
+    framework: str
+    variant: str
+    huge_pages: bool = False
+
+
 VARIANTS = {
-    "jaxnet": "jax",
-    "jax by hand": "jax",
-    "torch eager": "torch",
-    "torch channels_last": "torch",
-    "torch compile": "torch",
+    "jaxnet": Turn("jax", "jaxnet", huge_pages=True),
+    "jax by hand": Turn("jax", "jax by hand"),
+    "torch eager": Turn("torch", "torch eager"),
+    "torch channels_last": Turn("torch", "torch channels_last"),
+    "torch compile": Turn("torch", "torch compile"),
+    "torch channels_last, huge": Turn("torch", "torch channels_last", huge_pages=True),
+    "torch compile, huge": Turn("torch", "torch compile", huge_pages=True),
 }
 
-Times = Mapping[tuple[str, str], Sequence[float]]  # milliseconds of every round, by framework and variant
+Times = Mapping[Turn, Sequence[float]]  # milliseconds of every round
 
 
 class Row(NamedTuple):
-    """A variant: median, fastest and slowest in milliseconds a step; percent of its framework's matmul peak."""
+    """A variant: median, fastest and slowest in milliseconds a step; percent of its worker's matmul peak."""
 
     variant: str
     milliseconds: float
@@ -71,15 +85,15 @@ def step_flops(model: str, batch: int) -> int:
 
 def rows(times: Times, batch: int, flops: int, side: int) -> list[Row]:
     """A row a variant; the ratio is its images a second over those of the first."""
-    peaks = {of: 2 * side**3 / (min(values) / 1e3) for (of, name), values in times.items() if name == MATMUL}
     table: list[Row] = []
-    for (framework, name), values in times.items():
-        if name == MATMUL:
+    for name, turn in VARIANTS.items():
+        if turn not in times:
             continue
-        seconds = statistics.median(values) / 1e3
+        values, products = times[turn], times[turn._replace(variant=MATMUL)]
+        seconds, peak = statistics.median(values) / 1e3, 2 * side**3 / (min(products) / 1e3)
         ratio = table[0].milliseconds / (1e3 * seconds) if table else 1.0
-        percent = 100 * flops / seconds / peaks[framework]
         spread = (min(values), max(values))
+        percent = 100 * flops / seconds / peak
         table.append(Row(name, 1e3 * seconds, *spread, batch / seconds, flops / seconds / 1e9, percent, ratio))
     return table
 
@@ -87,34 +101,40 @@ def rows(times: Times, batch: int, flops: int, side: int) -> list[Row]:
 def text(table: Sequence[Row]) -> str:
     """The table as a person reads it."""
     lines = [
-        f"{'variant':20} {'ms/step':>9} {'min':>9} {'max':>9} {'images/s':>9} {'GFLOP/s':>9} {'peak':>6} {'ratio':>6}"
+        f"{'variant':26} {'ms/step':>9} {'min':>9} {'max':>9} {'images/s':>9} {'GFLOP/s':>9} {'peak':>6} {'ratio':>6}"
     ]
     for row in table:
         times = f"{row.milliseconds:9.2f} {row.least:9.2f} {row.most:9.2f}"
         rates = f"{row.images_per_second:9.1f} {row.gflop_per_second:9.0f} {row.percent_of_peak:5.1f}% {row.ratio:6.2f}"
-        lines.append(f"{row.variant:20} {times} {rates}")
+        lines.append(f"{row.variant:26} {times} {rates}")
     return "\n".join(lines)
 
 
-def measure(args: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+def measure(args: argparse.Namespace) -> dict[Turn, list[float]]:
     """Milliseconds of every round of every variant, and of products of matrices."""
     pythons = {"jax": sys.executable, "torch": args.torch_python}
     common = ["--model", args.model, "--batch", str(args.batch), "--dtype", args.dtype, "--side", str(args.side)]
     if args.threads:
         common += ["--threads", str(args.threads)]
-    turns = [(VARIANTS[name], name) for name in args.variant]
-    frameworks = dict.fromkeys(framework for framework, _ in turns)
-    turns += [(framework, MATMUL) for framework in frameworks]
-    times: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
+    turns = [VARIANTS[name] for name in args.variant]
+    kinds = list(dict.fromkeys(turn._replace(variant=MATMUL) for turn in turns))  # a worker each
+    times: dict[Turn, list[float]] = {turn: [] for turn in [*turns, *kinds]}
     with ExitStack() as stack:
         workers = {}
-        for framework in frameworks:
-            own = [word for of, name in turns if of == framework and name != MATMUL for word in ("--variant", name)]
-            command = [pythons[framework], str(PEERS / f"train_{framework}.py"), *common, *own]
-            workers[framework] = stack.enter_context(Worker(framework, command))
-        for _, (framework, name) in in_turn(turns, args.rounds):
-            times[framework, name].append(workers[framework].milliseconds(name, args.steps_per_round))
+        for kind in kinds:
+            own = [turn.variant for turn in turns if turn._replace(variant=MATMUL) == kind]
+            command = [pythons[kind.framework], str(PEERS / f"train_{kind.framework}.py"), *common]
+            command += [word for variant in own for word in ("--variant", variant)]
+            workers[kind] = stack.enter_context(Worker(kind.framework, command, **_environment(kind)))
+        for _, turn in in_turn([*turns, *kinds], args.rounds):
+            worker = workers[turn._replace(variant=MATMUL)]
+            times[turn].append(worker.milliseconds(turn.variant, args.steps_per_round))
     return times
+
+
+def _environment(worker: Turn) -> dict[str, str]:
+    value = wanted(os.environ) if worker.huge_pages else None
+    return {} if value is None else {VARIABLE: value}
 
 
 def main() -> int:
@@ -148,8 +168,8 @@ def _arguments() -> argparse.Namespace:
     if args.torch_python and not there:
         raise InputError(f"no Python at {named}: make it with benchmarks/peers/environment.sh")
     args.torch_python = named
-    args.variant = args.variant or [name for name, framework in VARIANTS.items() if there or framework == "jax"]
-    if not there and any(VARIANTS[name] == "torch" for name in args.variant):
+    args.variant = args.variant or [name for name, turn in VARIANTS.items() if there or turn.framework == "jax"]
+    if not there and any(VARIANTS[name].framework == "torch" for name in args.variant):
         raise InputError(f"no Python at {named}: make it with benchmarks/peers/environment.sh, or give --torch-python")
     return args
 

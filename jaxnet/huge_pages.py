@@ -19,10 +19,10 @@ def use_huge_pages() -> None:
     takes 566,000 pages of 4 KiB, or some thousand of 2 MiB. The C library reads the variable as a process begins,
     so this comes before all imports that take time. The process keeps its number, its arguments and its files.
 
-    Does nothing where it would not help (see `tunables`) or could harm: MPI cannot be begun twice, and a debugger
+    Does nothing where it would not help (see `wanted`) or could harm: MPI cannot be begun twice, and a debugger
     would have to be told everything again.
     """
-    value = tunables(os.environ, _kernel_setting(), _libc())
+    value = wanted(os.environ)
     if value is None or not sys.executable or "mpi4py.MPI" in sys.modules or sys.gettrace() is not None:
         return
     again = [sys.executable, *sys.orig_argv[1:]]
@@ -30,24 +30,25 @@ def use_huge_pages() -> None:
         os.execve(sys.executable, again, {**os.environ, VARIABLE: value})
 
 
-def tunables(environ: Mapping[str, str], kernel: str, libc: str) -> str | None:
-    """What `GLIBC_TUNABLES` should be; None: as it is.
+def wanted(environ: Mapping[str, str], kernel: str | None = None, libc: str | None = None) -> str | None:
+    """What `GLIBC_TUNABLES` should be for a process that begins with `environ`; None: as it is.
 
     Args:
-        environ: the variables of this process; a value of `glibc.malloc.hugetlb` in them is the user's choice.
-        kernel: the kernel's setting, as in `/sys/kernel/mm/transparent_hugepage/enabled`. Only one that gives huge
-            pages to those who ask makes a difference.
-        libc: the C library and its version, as `os.confstr` says them.
+        environ: the variables of the process; a value of `glibc.malloc.hugetlb` in them is the user's choice.
+        kernel: the kernel's setting, as in `/sys/kernel/mm/transparent_hugepage/enabled`, by default this one's. Only
+            one that gives huge pages to those who ask makes a difference.
+        libc: the C library and its version, as `os.confstr` says them; by default this process's.
 
-    >>> tunables({}, "always [madvise] never", "glibc 2.36")
+    >>> wanted({}, "always [madvise] never", "glibc 2.36")
     'glibc.malloc.hugetlb=1'
-    >>> tunables({"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}, "always [madvise] never", "glibc 2.36")
+    >>> wanted({"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}, "always [madvise] never", "glibc 2.36")
     'glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1'
-    >>> tunables({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "always [madvise] never", "glibc 2.36")
-    >>> tunables({}, "[always] madvise never", "glibc 2.36")
+    >>> wanted({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "always [madvise] never", "glibc 2.36")
+    >>> wanted({}, "[always] madvise never", "glibc 2.36")
     """
     given = environ.get(VARIABLE, "")
-    if _TUNABLE in given or "[madvise]" not in kernel or not _knows(libc):
+    asks = "[madvise]" in (_kernel_setting() if kernel is None else kernel)
+    if _TUNABLE in given or not asks or not _knows(_libc() if libc is None else libc):
         return None
     return ":".join(filter(None, (given, f"{_TUNABLE}=1")))
 

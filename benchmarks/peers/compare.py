@@ -32,9 +32,11 @@ _STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "flat")
 class Worker:
     """A process that times a round of one variant when asked; killed on leaving."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], **environment: str) -> None:
         self.name = name
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._answer()  # it is warm
 
     def milliseconds(self, variant: str, steps: int) -> float:

@@ -46,6 +46,10 @@ OVERRIDES = {
     "list": ("model.widths=8,wide", "model.widths=8,wide: wanted a comma-separated tuple, each an integer"),
     "not none": ("batch_size=none", "batch_size=none: wanted an integer"),
     "unknown dtype": ("model.dtype=fp32", "model.dtype=fp32: wanted one of float32, bfloat16, float16"),
+    "text that no file name holds": (
+        "initial_weights=a\0b",
+        r"initial_weights='a\x00b': wanted text without NUL characters, which no file name has",
+    ),
     # ranges
     "no epochs": ("epochs=0", "epochs=0.0: wanted a number above 0"),
     "more steps than can be counted": ("epochs=1e12", "epochs=1000000000000.0", "steps; wanted below 2147483648"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxnet.huge_pages import VARIABLE, tunables
+from jaxnet.huge_pages import VARIABLE, wanted
 from support.programs import Program, write_program
 
 ASKED = "glibc.malloc.hugetlb=1"
@@ -70,7 +70,7 @@ def test_mpi_that_has_begun_and_debuggers_are_left_alone(begun, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "kernel", "libc", "wanted"),
+    ("given", "kernel", "libc", "value"),
     [
         ({}, "always [madvise] never", "glibc 2.35", ASKED),
         ({}, "always [madvise] never", "glibc 3.0", ASKED),
@@ -89,8 +89,8 @@ def test_mpi_that_has_begun_and_debuggers_are_left_alone(begun, tmp_path):
         ({}, "always [madvise] never", "", None),
     ],
 )
-def test_what_is_asked_for(given, kernel, libc, wanted):
-    assert tunables(given, kernel, libc) == wanted
+def test_what_is_asked_for(given, kernel, libc, value):
+    assert wanted(given, kernel, libc) == value
 
 
 @gives_when_asked

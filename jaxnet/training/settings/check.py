@@ -14,7 +14,7 @@ from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables
 from jaxnet.training.config import Config
 from jaxnet.training.settings.ensemble import check_ensemble
-from jaxnet.training.settings.integers import check_integers
+from jaxnet.training.settings.limits import check_limits
 from jaxnet.training.settings.recipe import check_recipe
 from jaxnet.training.steps.hybrid import check_hybrid
 from jaxnet.training.steps.loss_scale import check_scale
@@ -81,7 +81,7 @@ _RULES = (
 
 def check_config(config: Config) -> None:
     """Refuse what cannot run on any mesh, with any data."""
-    check_integers(config)
+    check_limits(config)
     for rule in _RULES:
         for key in rule.keys:
             value = operator.attrgetter(key)(config)
