@@ -4,7 +4,7 @@ Reads top to bottom; the titles of the sections are the architecture. Run again 
 continues from the newest good checkpoint.
 """
 
-from jaxnet.huge_pages import use_huge_pages
+from jaxnet.cluster.huge_pages import use_huge_pages
 
 if __name__ == "__main__":
     use_huge_pages()  # it may start this program again: so before all that takes time to import

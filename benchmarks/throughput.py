@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peers.compare import Worker
 from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, NETWORKS
 from benchmarks.peers.rounds import in_turn
+from jaxnet.cluster.huge_pages import VARIABLE, wanted
 from jaxnet.errors import InputError, exit_cleanly
-from jaxnet.huge_pages import VARIABLE, wanted
 from jaxnet.models import ZOO, abstract_variables, from_linen
 from jaxnet.models.flops import count_flops
 

@@ -20,8 +20,8 @@ from jaxnet.cli import (
     timeline,
 )
 from jaxnet.cli.parser import Parser
+from jaxnet.cluster.huge_pages import use_huge_pages
 from jaxnet.errors import exit_cleanly
-from jaxnet.huge_pages import use_huge_pages
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
 _COMMANDS = (launch, lab, doctor, plan, strategies, models, import_, predict, export, bench, timeline, report, data)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxnet.huge_pages import VARIABLE, wanted
+from jaxnet.cluster.huge_pages import VARIABLE, wanted
 from support.programs import Program, write_program
 
 ASKED = "glibc.malloc.hugetlb=1"
@@ -15,7 +15,7 @@ MEBIBYTES = 64
 SMALL_PAGES = MEBIBYTES * 256
 BEGIN = """
 import os, sys
-from jaxnet.huge_pages import use_huge_pages
+from jaxnet.cluster.huge_pages import use_huge_pages
 use_huge_pages()
 """
 SAY = f"""{BEGIN}
@@ -100,6 +100,6 @@ def test_the_commands_begin_with_it_before_they_import_jax(command, tmp_path):
     with Program([sys.executable, "-X", "importtime", *command], **{VARIABLE: ""}) as program:
         assert program.finish() == 0
         imported = [line.rpartition("|")[2].strip() for line in program.err]
-    again = [index for index, name in enumerate(imported) if name == "jaxnet.huge_pages"]
+    again = [index for index, name in enumerate(imported) if name == "jaxnet.cluster.huge_pages"]
     assert len(again) == 2
     assert "jax" not in imported[: again[1]]
