@@ -58,7 +58,7 @@ def add_choice(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, classify, print."""
-    from jaxnet.data.photos.decoding import quiet_pillow
+    from jaxnet.data.photos.pillow import quiet_pillow
     from jaxnet.inference import load
     from jaxnet.inference.answers import read_labels
     from jaxnet.training.run.progress import show_warnings

@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 
 from jaxnet.data import Inputs
 from jaxnet.data.photos.crops import centre_box, short_side
-from jaxnet.data.photos.decoding import Damaged, opened
+from jaxnet.data.photos.pillow import Damaged, opened
 from jaxnet.data.source import PILLOW_MODES
 
 _MOST_BYTES = 2**30

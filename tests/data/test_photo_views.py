@@ -13,7 +13,8 @@ from PIL import Image
 
 from jaxnet.data.photos import ColourJitter, EvaluationView, RandAugment, TrainingView, decoding, distort
 from jaxnet.data.photos.crops import Box, centre_box, random_box, short_side
-from jaxnet.data.photos.decoding import PILLOW, Damaged, Decoder, best_decoder
+from jaxnet.data.photos.decoding import PILLOW, Decoder, best_decoder
+from jaxnet.data.photos.pillow import Damaged, quiet_pillow, shrink_by
 from jaxnet.errors import InputError
 from support.imagenet import image_file, photo, texture
 
@@ -102,7 +103,7 @@ def test_what_is_too_large_is_decoded_smaller_and_in_its_place(decoder, times):
     x, y = np.linspace(0, 255, 41 * times), np.linspace(0, 255, 33 * times)
     ramps = np.stack([*np.meshgrid(x, y), np.full((len(y), len(x)), 128)], -1)  # filters leave a ramp as it is
     box = Box(times, 2 * times, 30 * times, 32 * times)
-    assert decoding.shrink_by(box, 15) == {2: 4, 3: 4, 4: 8, 9: 8}[times]
+    assert shrink_by(box, 15) == {2: 4, 3: 4, 4: 8, 9: 8}[times]
     got = decoder.decode(image_file(ramps.astype(np.uint8)), lambda *_: box, 15)
     edges = (box.left, box.top, box.left + box.width, box.top + box.height)
     expected = Image.fromarray(ramps.astype(np.uint8)).crop(edges).resize((15, 15), Image.Resampling.BILINEAR)
@@ -230,6 +231,6 @@ def test_ranges_that_cannot_be_are_refused(make, message):
 def test_pillow_is_quiet_about_metadata():
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        decoding.quiet_pillow()
+        quiet_pillow()
         warnings.warn_explicit("Corrupt EXIF data", UserWarning, "TiffImagePlugin.py", 1, "PIL.TiffImagePlugin")
     assert not heard

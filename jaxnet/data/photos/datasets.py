@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxnet.data.photos.decoding import Damaged, best_decoder, quiet_pillow
+from jaxnet.data.photos.decoding import best_decoder
+from jaxnet.data.photos.pillow import Damaged, quiet_pillow
 from jaxnet.data.photos.records import PhotoRecords
 from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView

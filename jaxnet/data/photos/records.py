@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jaxnet.data.photos.decoding import Damaged
+from jaxnet.data.photos.pillow import Damaged
 from jaxnet.errors import InputError
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxnet.data.draws import mixed
-from jaxnet.data.photos.decoding import Damaged
+from jaxnet.data.photos.pillow import Damaged
 from jaxnet.data.photos.records import PhotoRecords
 from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.errors import InputError

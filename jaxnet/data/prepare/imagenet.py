@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxnet.data.photos.decoding import quiet_pillow
+from jaxnet.data.photos.pillow import quiet_pillow
 from jaxnet.data.prepare.finish import Prepared, finish, read_prepared, shard_names, summed
 from jaxnet.data.prepare.order import shuffled, split_into_shards
 from jaxnet.data.prepare.shards import Encode, Task, is_written, place, read_report, scratch, write_shard

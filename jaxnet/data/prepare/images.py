@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from jaxnet.data.photos.decoding import opened
+from jaxnet.data.photos.pillow import opened
 
 _SMALLEST = 8  # libjpeg decodes at 1/8 in half the time; all of the data is read nevertheless
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxnet.data.photos.decoding import Damaged
+from jaxnet.data.photos.pillow import Damaged
 from jaxnet.data.prepare.images import Checked, check_image
 from jaxnet.errors import InputError
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxnet.data.photos.decoding import Damaged, opened, quiet_pillow
+from jaxnet.data.photos.pillow import Damaged, opened, quiet_pillow
 from jaxnet.data.prepare.watch import Watch
 from jaxnet.data.tfds import data_directory, find_builder, require_prepared
 
