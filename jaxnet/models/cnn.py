@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxnet.errors import InputError
 from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, ExampleDropout, batch_norm, require_positive, require_rate
+from jaxnet.models.pooling import avg_pool, max_pool
 
 
 class CNN(nn.Module):
@@ -50,7 +51,7 @@ class CNN(nn.Module):
                 f"images of {height}x{width} are too small for the {len(self.widths)} blocks of model.widths, each of "
                 f"which halves them: wanted at most {halvings}"
             )
-        activation, pool = (nn.gelu, nn.avg_pool) if self.smooth else (nn.relu, nn.max_pool)
+        activation, pool = (nn.gelu, avg_pool) if self.smooth else (nn.relu, max_pool)
         x = images.astype(self.dtype)
         layer = 0
         for width in self.widths:
@@ -60,7 +61,7 @@ class CNN(nn.Module):
                     x = batch_norm(self.norm_axes, self.dtype, train=train, name=f"norm_{layer}")(x)
                 x = activation(x)
                 layer += 1
-            x = pool(x, (2, 2), (2, 2))
+            x = pool(x, 2, 2)
         x = x.reshape(x.shape[0], -1)
         x = activation(nn.Dense(self.hidden, dtype=self.dtype, name="dense_0")(x))
         x = ExampleDropout(self.dropout)(x, train=train, keys=keys)
