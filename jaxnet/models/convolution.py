@@ -67,7 +67,19 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: Padding
         taken = images[:, ::stride, ::stride]
         # As matrices: the kernel's gradient takes 0.2 to 0.7 of the time that it takes over three dims.
         pixels = taken.reshape(math.prod(taken.shape[:-1]), taken.shape[-1])
-        return jnp.dot(pixels, kernel[0, 0]).reshape(*taken.shape[:-1], kernel.shape[-1])
+        return _product(pixels, kernel[0, 0]).reshape(*taken.shape[:-1], kernel.shape[-1])
     return lax.conv_general_dilated(
         images, kernel, (stride, stride), added, dimension_numbers=_DIMS, feature_group_count=groups
     )
+
+
+def _product(pixels: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`pixels @ kernel`, of [pixels, channels] and [channels, features].
+
+    Of the two factors of the kernel's gradient, both as long as there are pixels, XLA:CPU copies the first, transposed.
+    Where the channels outnumber the features, the gradient of the transposed kernel copies less: with four times as
+    many it takes 0.6 of the time.
+    """
+    if kernel.shape[0] > kernel.shape[1]:
+        kernel = lax.optimization_barrier(kernel.T).T  # else XLA exchanges the factors
+    return jnp.dot(pixels, kernel)
