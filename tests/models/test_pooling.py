@@ -86,14 +86,19 @@ def test_the_gradient_of_a_maximum_goes_to_the_one_place():
     np.testing.assert_array_equal(np.ravel(gradient), expected)
 
 
-@pytest.mark.parametrize(("size", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"), [(2, 2, 0), (2, 3, 0), (3, 2, 1), (5, 3, 2), (3, 1, 1), (4, 1, 2)]
+)
 def test_of_equals_the_first_has_the_gradient_as_in_xla(size, stride, padding):
-    x = jnp.asarray(np.random.RandomState(0).randint(-1, 2, (2, 7, 8, 3)), "float32")
+    random = np.random.RandomState(0)
+    x = jnp.asarray(random.randint(-1, 2, (2, 7, 8, 3)), "float32")
     sides = ((padding, padding),) * 2
+    tangent = jnp.asarray(random.standard_normal(x.shape), "float32")
 
     def gradient(pool):
         outputs, pull = jax.vjp(pool, x)
-        return outputs, pull(jnp.arange(1.0, outputs.size + 1).reshape(outputs.shape))[0]
+        cotangent = jnp.sin(jnp.arange(outputs.size)).reshape(outputs.shape)
+        return outputs, pull(cotangent)[0], jax.jvp(pool, [x], [tangent])[1]
 
     got = gradient(lambda x: max_pool(x, size, stride, padding))
     wanted = gradient(lambda x: nn.max_pool(x, (size, size), (stride, stride), sides))
