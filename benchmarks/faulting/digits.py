@@ -18,7 +18,8 @@ import numpy as np
 
 from jaxnet.data import Digits, Source
 from jaxnet.data.order import example_ids
-from jaxnet.models.layers import ExampleDropout, batch_norm
+from jaxnet.models.batch_norm import BatchNorm
+from jaxnet.models.layers import ExampleDropout
 from jaxnet.training.config import Checkpoints, Config, Log
 from jaxnet.training.guard import Guard
 from jaxnet.training.optimizer import Optimizer
@@ -41,7 +42,7 @@ class Ranged(nn.Module):
         pixels = images.reshape(len(images), -1)
         low, high = pixels.min(1, keepdims=True), pixels.max(1, keepdims=True)
         x = nn.Dense(32, use_bias=False)((pixels - low) / (high - low))
-        x = nn.tanh(batch_norm(self.norm_axes, "float32", train=train, name="norm")(x))
+        x = nn.tanh(BatchNorm(self.norm_axes, "float32", train=train, name="norm")(x))
         x = ExampleDropout(0.3)(x, train=train, keys=keys)
         return nn.Dense(self.num_classes)(x)
 

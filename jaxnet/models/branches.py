@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
+from jaxnet.models.batch_norm import BatchNorm
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import Dtype, batch_norm, scaled
+from jaxnet.models.layers import Dtype, scaled
 
 Pool = Callable[[jax.Array], jax.Array]
 
@@ -86,7 +87,7 @@ class ConvRelu(nn.Module):
         )
         x = conv(x)
         if style.norm:
-            x = batch_norm(style.norm_axes, style.dtype, train=train, name="bn", epsilon=1e-3)(x)
+            x = BatchNorm(style.norm_axes, style.dtype, train=train, name="bn", epsilon=1e-3)(x)
         return nn.relu(x)
 
 

@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.batch_norm import BatchNorm
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import Dtype, ExampleDropout, batch_norm, require_positive, require_rate
+from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, require_rate
 from jaxnet.models.pooling import avg_pool, max_pool
 
 
@@ -58,7 +59,7 @@ class CNN(nn.Module):
             for _ in range(self.convs):
                 x = Convolution(width, (3, 3), use_bias=not self.norm, dtype=self.dtype, name=f"conv_{layer}")(x)
                 if self.norm:
-                    x = batch_norm(self.norm_axes, self.dtype, train=train, name=f"norm_{layer}")(x)
+                    x = BatchNorm(self.norm_axes, self.dtype, train=train, name=f"norm_{layer}")(x)
                 x = activation(x)
                 layer += 1
             x = pool(x, 2, 2)

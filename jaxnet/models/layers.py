@@ -89,38 +89,6 @@ class ExampleDropout(nn.Module):
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
 
-def batch_norm(
-    axes: tuple[str, ...],
-    dtype: str,
-    *,
-    train: bool,
-    name: str,
-    zero: bool = False,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-) -> nn.BatchNorm:
-    """BatchNorm with PyTorch's constants unless others are given, and float32 statistics.
-
-    Args:
-        axes: mesh axes that share the statistics of a batch; none: each device normalizes by its own.
-        dtype: of the result.
-        train: normalize by the batch rather than by the running average.
-        name: of the layer.
-        zero: start the scale at 0, so that a residual branch starts as the identity (Goyal et al., 2017).
-        epsilon: added to the variance.
-        momentum: the share of the old running average that a step keeps: 1 - PyTorch's momentum.
-    """
-    return nn.BatchNorm(
-        use_running_average=not train,
-        momentum=momentum,
-        epsilon=epsilon,
-        dtype=dtype,
-        axis_name=axes or None,  # type: ignore[arg-type]  # several axes work too
-        scale_init=nn.initializers.zeros if zero else nn.initializers.ones,
-        name=name,
-    )
-
-
 def local_response_norm(
     x: jax.Array, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> jax.Array:

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.batch_norm import BatchNorm
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import Dtype, batch_norm, require_positive, scaled
+from jaxnet.models.layers import Dtype, require_positive, scaled
 from jaxnet.models.pooling import avg_pool, max_pool
 
 BlockName = Literal["basic", "bottleneck"]
@@ -40,7 +41,7 @@ class _Residual(nn.Module):
         return conv(x, channels, size, stride, self.dtype, name)
 
     def norm(self, x: jax.Array, name: str, train: bool, zero: bool = False) -> jax.Array:
-        return batch_norm(self.norm_axes, self.dtype, train=train, name=name, zero=zero)(x)
+        return BatchNorm(self.norm_axes, self.dtype, train=train, name=name, zero=zero)(x)
 
     def shortcut(self, x: jax.Array, channels: int, train: bool) -> jax.Array:
         """`x` itself, or projected to `channels` at the block's stride."""
@@ -141,7 +142,7 @@ class ResNet(nn.Module):
 
     def _stem(self, x: jax.Array, train: bool) -> jax.Array:
         def norm(x: jax.Array, name: str) -> jax.Array:
-            return nn.relu(batch_norm(self.norm_axes, self.dtype, train=train, name=name)(x))
+            return nn.relu(BatchNorm(self.norm_axes, self.dtype, train=train, name=name)(x))
 
         channels, half = scaled(self.channels, self.width), scaled(self.channels // 2, self.width)
         if self.stem == "deep":

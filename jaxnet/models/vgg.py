@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.batch_norm import BatchNorm
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import Dtype, ExampleDropout, batch_norm, normal_init, require_positive, scaled
+from jaxnet.models.layers import Dtype, ExampleDropout, normal_init, require_positive, scaled
 from jaxnet.models.pooling import adaptive_avg_pool, max_pool
 
 _CHANNELS = (64, 128, 256, 512, 512)
@@ -69,7 +70,7 @@ class VGG(nn.Module):
         x = Convolution(channels, (3, 3), padding=1, dtype=self.dtype, kernel_init=init, name=name)(x)
         if not self.norm:
             return x
-        return batch_norm(self.norm_axes, self.dtype, train=train, name=f"features_{place + 1}")(x)
+        return BatchNorm(self.norm_axes, self.dtype, train=train, name=f"features_{place + 1}")(x)
 
     def _dense(self, name: str, units: int) -> nn.Dense:
         return nn.Dense(units, dtype=self.dtype, kernel_init=normal_init(0.01, self.width), name=name)

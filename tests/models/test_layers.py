@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxnet.errors import InputError
-from jaxnet.models.layers import ExampleDropout, batch_norm, local_response_norm, scaled, spatial_response_norm
+from jaxnet.models.layers import ExampleDropout, local_response_norm, scaled, spatial_response_norm
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,3 @@ def test_each_layer_of_dropout_drops_other_units():
 def test_a_rate_of_dropout_that_is_none_is_refused(rate):
     with pytest.raises(InputError, match="dropout must be at least 0 and below 1"):
         ExampleDropout(rate)
-
-
-def test_batch_norm_takes_the_constants_of_other_networks():
-    x = np.random.RandomState(0).standard_normal((16, 4)).astype(np.float32) * 0.01
-    norm = batch_norm((), "float32", train=True, name="norm", epsilon=1e-3, momentum=0.8)
-    variables = norm.init(jax.random.key(0), x)
-    y, changed = norm.apply(variables, x, mutable=["batch_stats"])
-    np.testing.assert_allclose(y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3), atol=1e-5)
-    np.testing.assert_allclose(changed["batch_stats"]["var"], 0.8 + 0.2 * x.var(0), rtol=1e-5)

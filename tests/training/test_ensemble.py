@@ -15,7 +15,8 @@ from jaxnet.checkpoints import Checkpoints
 from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
-from jaxnet.models.layers import ExampleDropout, batch_norm
+from jaxnet.models.batch_norm import BatchNorm
+from jaxnet.models.layers import ExampleDropout
 from jaxnet.training.augment import Augmentation
 from jaxnet.training.config import Config
 from jaxnet.training.ensemble import Ensemble, member_of
@@ -45,7 +46,7 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, images, *, train, keys=None):
         x = nn.Dense(8)(images.reshape(images.shape[0], -1))
-        x = nn.tanh(batch_norm((), "float32", train=train, name="norm")(x))
+        x = nn.tanh(BatchNorm((), "float32", train=train, name="norm")(x))
         return nn.Dense(self.num_classes)(ExampleDropout(0.2)(x, train=train, keys=keys))
 
 
