@@ -43,6 +43,11 @@ class Turn(NamedTuple):
     variant: str
     huge_pages: bool = False
 
+    @property
+    def products(self) -> "Turn":
+        """The same worker's products of matrices."""
+        return self._replace(variant=MATMUL)
+
 
 VARIANTS = {
     "jaxnet": Turn("jax", "jaxnet", huge_pages=True),
@@ -85,16 +90,16 @@ def step_flops(model: str, batch: int) -> int:
 
 def rows(times: Times, batch: int, flops: int, side: int) -> list[Row]:
     """A row a variant; the ratio is its images a second over those of the first."""
+    names = {turn: name for name, turn in VARIANTS.items()}
     table: list[Row] = []
-    for name, turn in VARIANTS.items():
-        if turn not in times:
+    for turn, values in times.items():
+        if turn.variant == MATMUL:
             continue
-        values, products = times[turn], times[turn._replace(variant=MATMUL)]
-        seconds, peak = statistics.median(values) / 1e3, 2 * side**3 / (min(products) / 1e3)
+        seconds, peak = statistics.median(values) / 1e3, 2 * side**3 / (min(times[turn.products]) / 1e3)
         ratio = table[0].milliseconds / (1e3 * seconds) if table else 1.0
         spread = (min(values), max(values))
         percent = 100 * flops / seconds / peak
-        table.append(Row(name, 1e3 * seconds, *spread, batch / seconds, flops / seconds / 1e9, percent, ratio))
+        table.append(Row(names[turn], 1e3 * seconds, *spread, batch / seconds, flops / seconds / 1e9, percent, ratio))
     return table
 
 
@@ -117,17 +122,17 @@ def measure(args: argparse.Namespace) -> dict[Turn, list[float]]:
     if args.threads:
         common += ["--threads", str(args.threads)]
     turns = [VARIANTS[name] for name in args.variant]
-    kinds = list(dict.fromkeys(turn._replace(variant=MATMUL) for turn in turns))  # a worker each
+    kinds = list(dict.fromkeys(turn.products for turn in turns))  # a worker each
     times: dict[Turn, list[float]] = {turn: [] for turn in [*turns, *kinds]}
     with ExitStack() as stack:
         workers = {}
         for kind in kinds:
-            own = [turn.variant for turn in turns if turn._replace(variant=MATMUL) == kind]
+            own = [turn.variant for turn in turns if turn.products == kind]
             command = [pythons[kind.framework], str(PEERS / f"train_{kind.framework}.py"), *common]
             command += [word for variant in own for word in ("--variant", variant)]
             workers[kind] = stack.enter_context(Worker(kind.framework, command, **_environment(kind)))
         for _, turn in in_turn([*turns, *kinds], args.rounds):
-            worker = workers[turn._replace(variant=MATMUL)]
+            worker = workers[turn.products]
             times[turn].append(worker.milliseconds(turn.variant, args.steps_per_round))
     return times
 

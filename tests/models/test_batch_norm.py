@@ -71,3 +71,12 @@ def test_channels_that_never_change_come_out_as_the_bias():
     variables["batch_stats"] = {"mean": jnp.zeros(2), "var": jnp.ones(2)}
     y, _ = BatchNorm((), "float32", train=True).apply(variables, x, mutable=["batch_stats"])
     np.testing.assert_allclose(y, jnp.broadcast_to(jnp.array([0.5, -1.0]), x.shape), atol=0.1)
+
+
+def test_it_takes_the_constants_of_other_networks():
+    x = np.random.RandomState(0).standard_normal((16, 4)).astype(np.float32) * 0.01
+    norm = BatchNorm((), "float32", train=True, name="norm", epsilon=1e-3, momentum=0.8)
+    variables = norm.init(jax.random.key(0), x)
+    y, changed = norm.apply(variables, x, mutable=["batch_stats"])
+    np.testing.assert_allclose(y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3), atol=1e-5)
+    np.testing.assert_allclose(changed["batch_stats"]["var"], 0.8 + 0.2 * x.var(0), rtol=1e-5)
