@@ -37,18 +37,36 @@ def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0, ceil: bool 
 
 
 def _greatest(x: jax.Array, size: int, stride: int, reach: "Reach") -> jax.Array:
-    """As `nn.max_pool`, to the last bit of its gradient, place by place of the window.
+    """As `nn.max_pool`, but for the order in which the gradients of windows that overlap are summed.
 
-    XLA's gradient looks for the first greatest of each window once more and scatters, on CPUs in 4 to 7 times the time.
+    XLA's gradient looks for the first greatest of each window once more and scatters, on CPUs in 10 times the time.
+    Columns go first, so that of equals in a window the first of the first row is the greatest.
     """
-    padded = jnp.pad(x, ((0, 0), *reach, (0, 0)), constant_values=-jnp.inf)
-    ends = [length - size + 1 for length in padded.shape[1:3]]
+    return _greatest_along(_greatest_along(x, 2, size, stride, reach[1]), 1, size, stride, reach[0])
 
-    def place(top: int, left: int) -> jax.Array:
-        return padded[:, top : top + ends[0] : stride, left : left + ends[1] : stride]
 
-    greatest, *others = (place(*at) for at in np.ndindex(size, size))
-    for other in others:
+def _greatest_along(x: jax.Array, axis: int, size: int, stride: int, reach: tuple[int, int]) -> jax.Array:
+    """Of windows along one axis, place by place.
+
+    A place of all windows is a slice of every `stride`-th element, from one of `stride` phases. The phases are taken
+    apart once, because the gradient of a slice with strides is a sum over the whole axis.
+    """
+    before, after = reach
+    length = before + x.shape[axis] + after
+    windows = (length - size) // stride + 1
+    periods = windows + (size - 1) // stride
+    widths = [(0, 0, 0)] * x.ndim
+    widths[axis] = (before, after + periods * stride - length, 0)  # after the last window may be cut off
+    padded = lax.pad(x, jnp.array(-jnp.inf, x.dtype), widths)
+    by_phase = padded.reshape(*x.shape[:axis], periods, stride, *x.shape[axis + 1 :])
+    phases = [lax.index_in_dim(by_phase, phase, axis + 1, keepdims=False) for phase in range(stride)]
+
+    def place(i: int) -> jax.Array:
+        return lax.slice_in_dim(phases[i % stride], i // stride, i // stride + windows, axis=axis)
+
+    greatest = place(0)
+    for i in range(1, size):
+        other = place(i)
         greatest = jnp.where((other > greatest) | jnp.isnan(other), other, greatest)
     return greatest
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxnet.errors import InputError
-from jaxnet.models.layers import ExampleDropout, local_response_norm, scaled, spatial_response_norm
+from jaxnet.models.layers import ExampleDropout, kept_relu, local_response_norm, scaled, spatial_response_norm
+from jaxnet.models.pooling import max_pool
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,31 @@ def test_each_layer_of_dropout_drops_other_units():
 def test_a_rate_of_dropout_that_is_none_is_refused(rate):
     with pytest.raises(InputError, match="dropout must be at least 0 and below 1"):
         ExampleDropout(rate)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_relu_that_is_kept_is_that_of_flax(dtype):
+    x = jnp.array([-jnp.inf, -2.0, -0.0, 0.0, 1e-6, 3.0, jnp.inf, jnp.nan], dtype)
+    tangent = jnp.arange(1, 9, dtype=dtype)
+
+    def outcome(relu):
+        values, pull = jax.vjp(relu, x)
+        return values, pull(tangent), jax.jvp(relu, [x], [tangent]), jax.hessian(lambda x: relu(x).sum())(x)
+
+    for got, wanted in zip(*(jax.tree.leaves(outcome(relu)) for relu in (kept_relu, nn.relu)), strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(wanted, np.float32))
+
+
+def test_a_relu_after_pooling_is_one_before_it():
+    """To the bits of the gradient: where the greatest is not above 0, nothing of the window has any."""
+    random = np.random.RandomState(0)
+    x = jnp.asarray(random.randint(-3, 3, (2, 9, 9, 3)), "float32")
+
+    def outcome(pool):
+        pooled, pull = jax.vjp(pool, x)
+        return pooled, *pull((jnp.arange(pooled.size) % 7 - 3.0).reshape(pooled.shape))
+
+    before = outcome(lambda x: max_pool(nn.relu(x), 3, 2, padding=1))
+    after = outcome(lambda x: nn.relu(max_pool(x, 3, 2, padding=1)))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
