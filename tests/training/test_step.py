@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from jaxnet import comm
+from jaxnet.models.compiling import network_options
 from support import tiny
 
 EXACT = [name for name, make in comm.STRATEGIES.items() if make().reducer and make().exact]
@@ -137,3 +138,12 @@ def test_bf16_computes_in_bf16_and_keeps_float32_parameters():
 def test_a_strategy_that_does_not_go_with_the_mode_is_refused(strategy, mode):
     with pytest.raises(ValueError, match=f"mode {mode!r} does not go with strategy {strategy!r}"):
         tiny.setup(tiny.cnn(), strategy, mode=mode)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_options_of_plans_disable_the_passes_that_those_of_networks_do(platform):
+    """A step has the options of both, and one list of passes."""
+    of_networks, of_plans = network_options(platform), comm.compiler_options(platform)
+    passes = "xla_disable_hlo_passes"
+    assert set(of_networks) & set(of_plans) <= {passes}
+    assert set(of_networks.get(passes, "").split(",")) <= set(of_plans.get(passes, "").split(","))

@@ -97,4 +97,7 @@ def pmapped(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
 
 def _options(mesh: Mesh) -> dict[str, str | int | bool]:
     platform = mesh.devices.flat[0].platform
-    return {**compiler_options(platform), **network_options(platform)}
+    return {
+        **network_options(platform),
+        **compiler_options(platform),
+    }  # of passes, the latter disables the former's too
