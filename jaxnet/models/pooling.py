@@ -39,7 +39,7 @@ def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0, ceil: bool 
 def _greatest(x: jax.Array, size: int, stride: int, reach: "Reach") -> jax.Array:
     """As `nn.max_pool`, but for the order in which the gradients of windows that overlap are summed.
 
-    XLA's gradient looks for the first greatest of each window once more and scatters: on CPUs more than 4 times as long.
+    XLA's gradient looks for the first greatest of each window once more and scatters, on CPUs four times as long.
     Columns go first, so that of equals in a window the first of the first row is the greatest.
     """
     return _greatest_along(_greatest_along(x, 2, size, stride, reach[1]), 1, size, stride, reach[0])
