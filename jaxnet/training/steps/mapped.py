@@ -97,7 +97,5 @@ def pmapped(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
 
 def _options(mesh: Mesh) -> dict[str, str | int | bool]:
     platform = mesh.devices.flat[0].platform
-    return {
-        **network_options(platform),
-        **compiler_options(platform),
-    }  # of passes, the latter disables the former's too
+    # Both name passes to leave out: of compiler_options, which has those of network_options among its own.
+    return {**network_options(platform), **compiler_options(platform)}
