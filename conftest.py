@@ -17,7 +17,7 @@ collect_ignore = [] if importlib.util.find_spec("cv2") else ["jaxnet/data/photos
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time of a test would be LLVM's and, in JAX 0.10, that of the newer of its two emitters of kernels.
 # What XLA makes of a program before that is the same, and so are these tests.
-_QUICK = "--xla_backend_optimization_level=1"
+_QUICK = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):
     _QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"

@@ -5,6 +5,7 @@ from jaxnet.models.alexnet import AlexNet2012 as AlexNet2012
 from jaxnet.models.cifar10 import Cifar10 as Cifar10
 from jaxnet.models.cnn import CNN as CNN
 from jaxnet.models.compiling import network_options as network_options
+from jaxnet.models.compiling import once_options as once_options
 from jaxnet.models.googlenet import GoogLeNet as GoogLeNet
 from jaxnet.models.inception_v3 import InceptionV3 as InceptionV3
 from jaxnet.models.linen import from_linen as from_linen

@@ -18,3 +18,15 @@ def network_options(platform: str) -> dict[str, str | bool]:
     if platform != "cpu":
         return {}
     return {"xla_cpu_experimental_ynn_fusion_type": _CPU_LIBRARY, "xla_disable_hlo_passes": _CPU_PASS}
+
+
+def once_options(platform: str) -> dict[str, str | int | bool]:
+    """Options for `jax.jit(..., compiler_options=...)` of a program that runs once, such as the first state.
+
+    On CPUs LLVM unrolls the loops that draw random numbers, a kernel for each shape: the first state of ResNet-50 takes
+    17 s of processor time to compile, and 7.5 with these options, to the same bits and as fast (0.4 s).
+
+    Args:
+        platform: 'cpu', 'gpu' or 'tpu', as `jax.default_backend()` names it.
+    """
+    return {"xla_backend_optimization_level": 1} if platform == "cpu" else {}

@@ -1,6 +1,9 @@
 """What whole runs, and tests on the hosts of a lab, share."""
 
+import fcntl
 import functools
+import os
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,15 @@ from support.training_runs import finish
 
 
 @pytest.fixture
-def lab(tmp_path):
+def network():
+    """The machine's network, which no test of another worker changes meanwhile."""
+    with (Path(os.environ["TESTS_COMPILE_CACHE"]) / "network.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def lab(tmp_path, network):
     """`lab(text, *options, hosts=2)`: a program on every host, started. Afterwards all outside is as before."""
     if reason := impossible():
         pytest.skip(reason)

@@ -219,7 +219,7 @@ needs_namespaces = pytest.mark.skipif(
 
 
 @pytest.fixture
-def two_hosts():
+def two_hosts(network):
     """Two network namespaces joined by two networks, `ctl0` (10.77.0.x) and `data0` (10.78.0.x)."""
     hosts = [f"jaxnet{os.getpid()}{letter}" for letter in "ab"]
     with ExitStack() as cleanup:

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnet.comm import DEVICE, HOST, Strategy, mesh_size, replicated, rows_of, whole_of
+from jaxnet.models import once_options
 from jaxnet.training.loss import PyTree
 from jaxnet.training.steps.state import TrainState, state_shardings
 
@@ -67,7 +68,9 @@ class Layout:
 
     def make(self, first: Callable[..., TrainState], *given: PyTree) -> TrainState:
         """The state that a step takes, made on the mesh where it belongs; `first(*given)` makes it whole."""
-        return jax.jit(lambda *given: self._cut(first(*given)), out_shardings=self.shardings)(*given)
+        options = once_options(self.mesh.devices.flat[0].platform)
+        make = jax.jit(lambda *given: self._cut(first(*given)), out_shardings=self.shardings, compiler_options=options)
+        return make(*given)
 
     def cut(self, state: TrainState) -> TrainState:
         """A whole state as a step takes it."""
