@@ -60,7 +60,7 @@ clean:  ## remove the environments, the caches and what a build left; keep runs/
 
 $(STAMP): pyproject.toml requirements.lock | $(BIN)/pip
 	@echo "Installing jaxnet[$(EXTRAS)] into $(VENV): a minute or so, 1.3 GB."
-	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --no-compile --constraint requirements.lock --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # With an nvcc on the PATH it would be compiled for CUDA too, unless CUDA_PATH is a directory that holds no CUDA.
