@@ -58,10 +58,9 @@ clean:  ## remove the environments, the caches and what a build left; keep runs/
 	rm -rf .venv* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Without --no-compile pip compiles all of 1.3 GB to bytecode, which takes half a minute; an import does it for its own.
 $(STAMP): pyproject.toml requirements.lock | $(BIN)/pip
 	@echo "Installing jaxnet[$(EXTRAS)] into $(VENV): a minute or so, 1.3 GB."
-	$(BIN)/pip install --quiet --no-compile --constraint requirements.lock --editable '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # With an nvcc on the PATH it would be compiled for CUDA too, unless CUDA_PATH is a directory that holds no CUDA.
