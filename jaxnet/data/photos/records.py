@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Records(Protocol):
-    """The part of a TFDS data source that is used: length, and one example by its index."""
+    """What is needed of examples: how many there are, and each by its index."""
 
     def __len__(self) -> int: ...
 
