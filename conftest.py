@@ -4,6 +4,7 @@ import atexit
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 
 import jax
@@ -31,8 +32,12 @@ settings.load_profile("jaxnet")
 
 
 def pytest_configure(config):
-    """One directory for what the runs of all tests compile: most run the same program."""
+    """One directory for what the runs of all tests compile: most run the same program.
+
+    Who is told to end first says what failed.
+    """
     if not hasattr(config, "workerinput"):  # the workers inherit it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         os.environ["TESTS_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="jaxnet-tests-")
         atexit.register(shutil.rmtree, os.environ["TESTS_COMPILE_CACHE"], ignore_errors=True)
 

@@ -7,6 +7,7 @@ Debian's lomiri-wallpapers-16.04 if it is installed, else of scikit-learn's two,
 output says which; they are not camera files. All contestants do a random-resized crop with the same ranges and a flip,
 and give batches of 64. They take turns, so that a busy machine slows all of them; figures are medians of the rounds.
   ours, N threads        TFDS's ArrayRecord files through ImageNet(...).load("train") and train_batches
+  ours, 2 processes      one thread in each, which share no lock: what two cores of this machine can give at all
   ours, Pillow           the same with Pillow in the place of simplejpeg and OpenCV, one thread
   torch-style            one file an image, Image.open, convert, resize(box=...), as torchvision's ImageFolder does it
   tf.data, N threads     decode_and_crop_jpeg and bilinear resize from files, if TensorFlow can be imported
@@ -19,11 +20,15 @@ import argparse
 import io
 import itertools
 import json
+import multiprocessing
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,6 +44,7 @@ WALLPAPERS = Path("/usr/share/backgrounds")
 HEIGHT, WIDTH, SIZE, BATCH = 400, 500, 224, 64
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 Batches = Callable[[], Iterator[Any]]
+Rates = tuple[float, float]  # images a second by the clock, and by processor time
 
 
 def originals(source: str) -> tuple[str, list[Image.Image]]:
@@ -136,24 +142,68 @@ def tf_data(paths: list[Path], threads: int) -> Batches:
     return lambda: iter(data.as_numpy_iterator())
 
 
-def contestants(root: Path, paths: list[Path]) -> dict[str, Batches]:
-    found = {
+class Processes:
+    """Processes that read the same files with one thread each, at the same time."""
+
+    def __init__(self, root: Path, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(count)]
+        self._ours = [ours for ours, _ in pipes]
+        for _, theirs in pipes:
+            context.Process(target=_serve, args=(theirs, root), daemon=True).start()
+
+    def rates(self, images: int) -> Rates:
+        for word in ("get ready", images):
+            for pipe in self._ours:
+                pipe.send(word)
+            answers = [pipe.recv() for pipe in self._ours]
+        return sum(clock for clock, _ in answers), statistics.mean(cpu for _, cpu in answers)
+
+    def close(self) -> None:
+        for pipe in self._ours:
+            pipe.close()
+
+
+def _serve(pipe: Connection, root: Path) -> None:
+    batches = ours(root, 1)
+    while True:
+        try:
+            pipe.recv()
+        except EOFError:
+            return
+        them = ready(batches)
+        pipe.send("ready")
+        pipe.send(timed(them, pipe.recv()))
+
+
+def contestants(root: Path, paths: list[Path], stack: ExitStack) -> dict[str, Callable[[int], Rates]]:
+    """`rates(images)` of each; `stack` ends what they started."""
+    processes = Processes(root, 2)
+    stack.callback(processes.close)
+    alone = {
         "ours, 1 thread": ours(root, 1),
         "ours, 2 threads": ours(root, 2),
         "ours, Pillow": ours_with_pillow(root),
         "torch-style": torch_style(paths),
     }
-    try:
-        return found | {f"tf.data, {n} thread{'s' * (n > 1)}": tf_data(paths, n) for n in (1, 2)}
-    except ImportError:
-        return found
+    with suppress(ImportError):
+        alone |= {f"tf.data, {n} thread{'s' * (n > 1)}": tf_data(paths, n) for n in (1, 2)}
+    return {who: partial(rates, batches) for who, batches in alone.items()} | {"ours, 2 processes": processes.rates}
 
 
-def rates(batches: Batches, images: int) -> tuple[float, float]:
-    """Images a second by the clock, and by processor time."""
+def rates(batches: Batches, images: int) -> Rates:
+    return timed(ready(batches), images)
+
+
+def ready(batches: Batches) -> Iterator[Any]:
+    """Batches, once what is read ahead has been filled."""
     them = batches()
-    for _ in range(4):  # fills what is read ahead
+    for _ in range(4):
         next(them)
+    return them
+
+
+def timed(them: Iterator[Any], images: int) -> Rates:
     clock, cpu = time.perf_counter(), time.process_time()
     for _ in range(images // BATCH):
         next(them)
@@ -166,26 +216,27 @@ def rates(batches: Batches, images: int) -> tuple[float, float]:
 
 def measure(source: str, rounds: int, images: int) -> dict[str, Any]:
     name, files = make_photos(source, 200)
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         paths = [root / f"{i}.jpeg" for i in range(len(files))]
         for path, file in zip(paths, files, strict=True):
             path.write_bytes(file)
         write_record_files(root / "tfds", files)
-        found: dict[str, list[tuple[float, float]]] = {}
-        for _, (who, batches) in itertools.product(range(rounds), contestants(root / "tfds", paths).items()):
-            found.setdefault(who, []).append(rates(batches, images))
+        found: dict[str, list[Rates]] = {}
+        for _, (who, of) in itertools.product(range(rounds), contestants(root / "tfds", paths, stack).items()):
+            found.setdefault(who, []).append(of(images))
     medians = {
         who: {"images_per_second": statistics.median(r[0] for r in several),
               "images_per_core_second": statistics.median(r[1] for r in several)}
         for who, several in found.items()
     }  # fmt: skip
-    one, two = (medians[f"ours, {n}"]["images_per_second"] for n in ("1 thread", "2 threads"))
+    one, two, apart = (medians[f"ours, {n}"]["images_per_second"] for n in ("1 thread", "2 threads", "2 processes"))
     return {
         "photos": f"{WIDTH}x{HEIGHT} of {name}, {statistics.mean(map(len, files)) / 1e3:.0f} KB each",
         "decoder": decoding.best_decoder().name,
         "rates": medians,
         "two_threads_to_one": two / one,
+        "two_processes_to_one": apart / one,
     }
 
 
@@ -203,7 +254,8 @@ def main() -> None:
     print(f"{report['photos']}; ours decodes with {report['decoder']}")
     for who, rate in report["rates"].items():
         print(f"{who:18} {rate['images_per_second']:7.0f} images/s {rate['images_per_core_second']:7.0f} a core-second")
-    print(f"two threads of ours give {report['two_threads_to_one']:.2f} times what one gives")
+    print(f"two threads of ours give {report['two_threads_to_one']:.2f} times what one gives", end=", ")
+    print(f"two processes {report['two_processes_to_one']:.2f} times")
 
 
 if __name__ == "__main__":
