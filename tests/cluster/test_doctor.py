@@ -2,9 +2,11 @@
 
 import json
 import os
+import queue
 import shutil
 import socket
 import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -152,7 +154,16 @@ def test_a_file_server_that_is_dead(tmp_path, monkeypatch):
     [found] = files.check_workdir(tmp_path)
     assert found.found == f"{tmp_path} does not answer: nothing came back within 0.01 s"
     assert any_left()
+    end(answer)
+
+
+def end(answer):
+    """Let the threads that wait for it end: the next test in this process counts them."""
     answer.set()
+    deadline = time.monotonic() + 60
+    while any_left():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_limit_passes_on_what_is_raised():
@@ -161,7 +172,18 @@ def test_a_limit_passes_on_what_is_raised():
     answer = threading.Event()
     with pytest.raises(TimedOut):
         within(0.01, answer.wait)
-    answer.set()
+    end(answer)
+
+
+def test_who_has_answered_is_not_left_however_slowly_it_ends(monkeypatch):
+    class Slow(queue.SimpleQueue):
+        def put(self, answer):
+            super().put(answer)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(queue, "SimpleQueue", Slow)
+    assert within(60, lambda: 1) == 1
+    assert not any_left()
 
 
 def test_all_keys_that_differ_are_named_with_the_majority_last():

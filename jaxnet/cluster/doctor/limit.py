@@ -31,11 +31,13 @@ def within(seconds: float, function: Callable[[], T]) -> T:
         except BaseException as error:
             answer.put((None, error))
 
-    threading.Thread(target=run, name=_THREAD, daemon=True).start()
+    thread = threading.Thread(target=run, name=_THREAD, daemon=True)
+    thread.start()
     try:
         value, error = answer.get(timeout=seconds)
     except queue.Empty:
         raise TimedOut from None
+    thread.join()  # it has answered, and must not be among those that are left
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
