@@ -100,7 +100,7 @@ class ArraySource:
 
 
 class Records(Protocol):
-    """The part of a TFDS data source that is used: length, and many examples by their indices."""
+    """What is needed of examples: how many there are, and many by their indices."""
 
     def __len__(self) -> int: ...
 
@@ -132,7 +132,7 @@ class RecordSource:
         """Read and decode these examples; InputError if that fails."""
         try:
             return self._read(indices)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise InputError(
                 f"{self.origin} is damaged: {reason}. Remove its directory and prepare it again"

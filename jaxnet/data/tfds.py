@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxnet.data.examples import open_examples
 from jaxnet.data.source import RecordSource, Source, read_into_memory, require_split
 from jaxnet.errors import InputError
 
@@ -70,16 +71,15 @@ class TFDS:
             )
         if not isinstance(label, tfds.features.ClassLabel):
             raise InputError(f"{self.name}: {self.label_key!r} is not a ClassLabel but {label}: set label_key")
+        keys = self.image_key, self.label_key
         # Decoding it ourselves is faster, and TFDS would print that OpenCV is not installed.
         encoded = isinstance(image, tfds.features.Image)
-        decoders = {self.image_key: tfds.decode.SkipDecoding()} if encoded else None
         try:
-            records = builder.as_data_source(split, decoders=decoders)
+            records = open_examples(builder, split, keys) if encoded else builder.as_data_source(split)
         except ValueError as error:
             reason = f"{_one_line(error)} Set train_split and test_split"
             raise InputError(f"{self.name} has no split {split!r}: {reason}") from error
         origin = f"the data set {self.name} in {builder.data_dir}"
-        keys = self.image_key, self.label_key
         return RecordSource(records, label.num_classes, image.shape, *keys, origin, tuple(label.names))
 
     def _feature(self, builder: tfds.core.DatasetBuilder, key: str) -> Any:

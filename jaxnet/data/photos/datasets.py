@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxnet.data.examples import open_examples
 from jaxnet.data.photos.decoding import best_decoder
-from jaxnet.data.photos.examples import Examples
 from jaxnet.data.photos.pillow import Damaged, quiet_pillow
 from jaxnet.data.photos.records import PhotoRecords
 from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
@@ -92,18 +92,16 @@ class Photos:
                 f"{self.name}: {self.image_key!r} must be an Image and {self.label_key!r} a ClassLabel, but its "
                 f"features are {', '.join(sorted(features))}: set image_key and label_key"
             )
-        raw = tfds.decode.DeserializeMethod.RAW_BYTES
+        keys = self.image_key, self.label_key
+        named = isinstance(features.get("file_name"), tfds.features.Text)
         try:
-            serialized = builder.as_data_source(split, deserialize_method=raw, file_format="array_record")
+            records = open_examples(builder, split, (*keys, "file_name") if named else keys)
         except ValueError as error:
             reason = " ".join(str(error).split())
             raise InputError(f"{self.name} has no split {split!r}: {reason} Set train_split and test_split") from error
         origin = f"the data set {self.name}, {split}, in {builder.data_dir}"
         _require_files(builder, origin)
-        keys = self.image_key, self.label_key
         names = tuple(label.names)
-        named = isinstance(features.get("file_name"), tfds.features.Text)
-        records = Examples(serialized, (*keys, "file_name") if named else keys)
         return PhotoRecords(records, label.num_classes, *keys, origin, self.max_damaged, class_names=names)
 
 

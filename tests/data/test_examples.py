@@ -7,7 +7,7 @@ import tensorflow_datasets as tfds
 from hypothesis import given
 from tensorflow_datasets.proto import tf_example_pb2
 
-from jaxnet.data.photos.examples import Examples
+from jaxnet.data.examples import Examples
 
 FEATURES = tfds.features.FeaturesDict(
     {
@@ -17,6 +17,13 @@ FEATURES = tfds.features.FeaturesDict(
         "more": tfds.features.Sequence(tfds.features.Scalar(np.int64)),
     }
 )
+
+
+class Several(list):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
 SKIP = {"image": tfds.decode.SkipDecoding()}
 
 
@@ -26,9 +33,10 @@ def test_features_are_those_that_tfds_reads(image, label, name, more):
     serialized = FEATURES.serialize_example(FEATURES.encode_example(example))
     wanted = FEATURES.deserialize_example_np(serialized, decoders=SKIP)
     for keys in (("image", "label", "file_name"), ("label",)):
-        examples = Examples([serialized], keys)
+        examples = Examples(Several([serialized]), keys)
         assert len(examples) == 1
         assert examples[0] == {key: wanted[key] for key in keys}
+        assert examples.__getitems__([0, 0]) == 2 * [examples[0]]
 
 
 @pytest.mark.parametrize(("key", "count"), [("absent", 0), ("more", 0), ("more", 2)])
@@ -36,9 +44,9 @@ def test_a_feature_that_is_not_one_value_is_named(key, count):
     example = tf_example_pb2.Example()
     example.features.feature["more"].int64_list.value.extend([3] * count)
     with pytest.raises(ValueError, match=f"its feature '{key}' has {count} values instead of one"):
-        Examples([example.SerializeToString()], (key,))[0]
+        Examples(Several([example.SerializeToString()]), (key,))[0]
 
 
 def test_what_is_no_example_is_refused():
     with pytest.raises(ValueError, match=r"it is no tf\.train\.Example"):
-        Examples([b"\xff" * 9], ("image",))[0]
+        Examples(Several([b"\xff" * 9]), ("image",))[0]
