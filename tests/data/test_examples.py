@@ -17,14 +17,12 @@ FEATURES = tfds.features.FeaturesDict(
         "more": tfds.features.Sequence(tfds.features.Scalar(np.int64)),
     }
 )
+SKIP = {"image": tfds.decode.SkipDecoding()}
 
 
 class Several(list):
     def __getitems__(self, indices):
         return [self[index] for index in indices]
-
-
-SKIP = {"image": tfds.decode.SkipDecoding()}
 
 
 @given(st.binary(), st.integers(0, 999), st.text(), st.lists(st.integers(-(2**63), 2**63 - 1)))

@@ -13,6 +13,7 @@ CASES = {
     "resnet50_v1": (28, "bfloat16", {"depths": (1, 1, 1, 1)}),
     "resnet50_d": (64, "float16", {"depths": (1, 1, 1, 1)}),
     "googlenet": (64, "float16", {}),
+    "googlenet_bn": (28, "bfloat16", {}),
     "inception_v3": (75, "float16", {}),
     "lstm": (28, "float16", {}),
     "vit_tiny": (28, "float16", {"patch": 7, "depth": 2, "dropout": 0.1}),

@@ -46,7 +46,7 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["flat", "ddp", "per_leaf"])
+@pytest.mark.parametrize("strategy", ["flat", "ddp", "hierarchical", "per_leaf"])
 def test_two_ranks_have_the_curve_of_two_devices(strategy, tmp_path, run):
     alone = run(Place(devices=2), *SHORT, "strategy=flat")
     program = finish(tmp_path, *SHORT, f"strategy={strategy}")
