@@ -15,28 +15,35 @@ pytestmark = [
 _OPTIONS = [f"--option={word}" for word in ("--oversubscribe", "--allow-run-as-root", "--bind-to", "none")]
 
 
+# A line in one write: print makes several, which mpirun mixes with those of other ranks.
+LINE = """
+import os, sys
+
+def line(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+"""
+
+
 def launch(*words, options=(), **environment):
     return jaxnet("launch", "mpi", "--processes", "2", *_OPTIONS, *options, "--", *words, **environment)
 
 
 def test_jax_joins_the_processes(tmp_path):
     text = """
-import os, sys
 from jaxnet.cluster.leave import leave
 from jaxnet.cluster.start import start
 from jaxnet.errors import exit_cleanly
 
 def main():
     cluster = start()
-    place = f"{cluster.detected_by} {cluster.process_index} {cluster.process_count}"
-    # In one write: print makes several, which mpirun mixes with those of other ranks.
-    sys.stdout.write(f"{place} {sys.argv[1:]} {os.environ['VALUE']!r}\\n")
+    place = cluster.detected_by, cluster.process_index, cluster.process_count
+    line(*place, sys.argv[1:], repr(os.environ["VALUE"]))
     return 0
 
 exit_cleanly(main, leave)
 """
     value = "it's; $HOME\nand, more=2"
-    with launch(write_program(tmp_path, text), "a b", "$x", options=["--env", f"VALUE={value}"]) as job:
+    with launch(write_program(tmp_path, LINE + text), "a b", "$x", options=["--env", f"VALUE={value}"]) as job:
         assert job.finish() == 0, job.err
         expected = f"2 ['a b', '$x'] {value!r}"
         assert sorted(job.out) == [f"variables {rank} {expected}" for rank in range(2)]
@@ -45,11 +52,10 @@ exit_cleanly(main, leave)
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_mpi_joins_the_ranks(tmp_path):
     text = """
-import os
 from mpi4py import MPI
-print(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1), os.environ.get("JAX_PROCESS_ID"))
+line(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1), os.environ.get("JAX_PROCESS_ID"))
 """
-    with launch(write_program(tmp_path, text), options=["--transport", "mpi"]) as job:
+    with launch(write_program(tmp_path, LINE + text), options=["--transport", "mpi"]) as job:
         assert job.finish() == 0, job.err
         assert job.out == ["3 None"] * 2
 
