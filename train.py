@@ -10,7 +10,6 @@ if __name__ == "__main__":
     use_huge_pages()  # it may start this program again: so before all that takes time to import
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -42,10 +41,10 @@ from jaxnet.training.run.peers import Met, Peers
 from jaxnet.training.run.place import Place, meet
 from jaxnet.training.run.profiling import ProfileWindow, write_programs
 from jaxnet.training.run.progress import Display, say_warning, show_warnings
-from jaxnet.training.run.records import NoRecords, Records, write_whole, writing
+from jaxnet.training.run.records import NoRecords, Records, as_json, write_whole, writing
 from jaxnet.training.run.recovery import Recovery
 from jaxnet.training.run.stopping import StopSignal
-from jaxnet.training.run.summary import summarize
+from jaxnet.training.run.summary import kept_summary, summarize
 from jaxnet.training.run.workdir import Fence, finished, opened
 from jaxnet.training.settings.file import load_config
 from jaxnet.training.settings.keys import to_json
@@ -171,8 +170,10 @@ def end(run: Run, outcome: Outcome, met: Met, started: float, quiet: bool) -> di
     # ---- Summary ------------------------------------------------------------------------------------------
     run.checkpoints.close()
     path, first_step = run.workdir / "summary.json", run.beginning.step
-    if outcome.step == first_step and path.exists():
-        return json.loads(path.read_text())  # there was nothing left to train
+    if outcome.step == first_step:  # there was nothing left to train
+        total = run.experiment.total_steps
+        if kept := run.place.told(lambda: kept_summary(path, first_step, total)):
+            return kept
     if not outcome.evaluation and outcome.signal is None:
         outcome = outcome._replace(evaluation=run.evaluate(outcome.state))
     summary = summarize(run.config, run.experiment, run.place, outcome, first_step, met)
@@ -184,7 +185,7 @@ def end(run: Run, outcome: Outcome, met: Met, started: float, quiet: bool) -> di
     if run.place.primary:
         with writing(path):
             run.fence()
-        write_whole(path, json.dumps(summary, indent=2) + "\n")
+        write_whole(path, as_json(summary, indent=2) + "\n")
         if not quiet and (table := ensemble_table(summary)):
             say(table, sys.stdout)
     return summary
@@ -222,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ledger=Ledger(process_start()),
         )
     if start().process_index == 0:  # the processes have been joined above
-        say(json.dumps(summary), sys.stdout)
+        say(as_json(summary), sys.stdout)
     if summary.get("not_saved"):
         raise InputError(f"the last checkpoint is missing: {summary['not_saved']}")
     return 0

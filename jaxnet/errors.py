@@ -30,7 +30,10 @@ def say(line: str, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stderr
     with spared(stream):
-        stream.write(f"{line}\n")
+        try:
+            stream.write(f"{line}\n")
+        except UnicodeEncodeError:  # a letter that the stream lacks, as in the name of a directory
+            stream.write(f"{line}\n".encode("ascii", "backslashreplace").decode())
         stream.flush()
 
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxnet.comm.codecs import Codec, one_message
 from jaxnet.comm.collective import Collective, Kind, axes_size
+from jaxnet.comm.dtypes import require_floats
 from jaxnet.comm.parts import part_size, rows_of, whole_of
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying, same_along
@@ -42,7 +43,7 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         require_varying(message, axes, "the message")
-        _require_floats(message)
+        require_floats(message)
         if not _exchanged(message, axes, BOUND_AXES):
             return same_along(message, axes), state
         [sent], state = _encode(wire, message.astype(jnp.float32), state)
@@ -82,7 +83,7 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         require_varying(message, axes, "the message")
-        _require_floats(message)
+        require_floats(message)
         if not _exchanged(message, axes, BOUND_AXES):
             return same_along(message, axes), state
         count, part = axes_size(axes, BOUND_AXES), _part(message, axes, BOUND_AXES)
@@ -160,8 +161,3 @@ def _exchange(
     [sent] = wire.spec(jax.ShapeDtypeStruct((part,), jnp.float32))
     size = axes_size(axes, axis_sizes)
     return (Collective(kind, axes, size, size * math.prod(sent.shape), sent.dtype.name),)
-
-
-def _require_floats(message: jax.Array) -> None:
-    if not jnp.issubdtype(message.dtype, jnp.floating):
-        raise TypeError(f"a codec takes floating-point messages, got {message.dtype}; sum these with all_reduce(...)")

@@ -15,6 +15,7 @@ from jaxnet.comm.algorithms.stages import Stages, gather_message, gather_plan, s
 from jaxnet.comm.buckets.packing import pack, unpack
 from jaxnet.comm.buckets.plan import Bucket, BucketPlan, plan_buckets
 from jaxnet.comm.collective import axes_size
+from jaxnet.comm.dtypes import require_summable
 from jaxnet.comm.parts import part_shapes, rows_of, whole_of
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
 from jaxnet.comm.vma import require_varying
@@ -88,7 +89,9 @@ def sharded(*stages: str | tuple[str, ...], bucket_bytes: int | None, split: boo
 
     def scatter_fn(values: PyTree) -> PyTree:
         for path, leaf in jax.tree.leaves_with_path(values):
-            require_varying(leaf, axes, f"leaf {jax.tree_util.keystr(path)}")
+            name = f"leaf {jax.tree_util.keystr(path)}"
+            require_summable(leaf, name)
+            require_varying(leaf, axes, name)
         leaves, tree = jax.tree.flatten(values)
         devices = axes_size(axes, BOUND_AXES)
         buckets, rows = layout(leaves, devices), [rows_of(leaf, devices) for leaf in leaves]

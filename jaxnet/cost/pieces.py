@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import Reducer, Strategy, in_order, mesh_size
+from jaxnet.comm import DEVICE, Reducer, Strategy, in_order, mesh_size
 from jaxnet.comm.pieces.launch import UPDATE, Summed, here, lower_here, lower_launch
 from jaxnet.comm.pieces.messages import messages_of
 from jaxnet.cost.setting import batch_of, comm_state_of, params_of, updated
@@ -30,7 +30,7 @@ class PiecesStep:
         def update(params: Params, sums: list[jax.Array]) -> Params:
             return updated(params, messages.unpack(sums), mesh_size(mesh))
 
-        shapes = (workload.shapes, workload.examples(workload.sizes.batch))
+        shapes = (workload.shapes, workload.examples(workload.sizes.batch // mesh.shape[DEVICE]))
         summed = [Summed(messages.reducer, spec) for spec in messages.specs]
         self._launch = lower_launch(gradients, shapes, summed, mesh, at_once=at_once).compile()
         self._update = lower_here(UPDATE, update, (workload.shapes, messages.specs), mesh, donate=(0,)).compile()

@@ -20,6 +20,13 @@ def test_of_a_full_disk_lines_are_lost_and_the_next_is_written_when_there_is_roo
     assert path.read_text() == "first\nlast\n"
 
 
+def test_letters_that_the_stream_lacks_are_written_as_their_numbers(tmp_path):
+    path = tmp_path / "log"
+    with path.open("w", encoding="ascii") as stream:
+        say("continuing runs/\u00fc from step 3", stream)
+    assert path.read_text() == "continuing runs/\\xfc from step 3\n"
+
+
 def test_a_line_that_nobody_reads():
     reading, writing = os.pipe()
     os.close(reading)

@@ -8,7 +8,20 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import Reducer, all_reduce, bucketed, factored, halving_doubling, ring, rooted, scattered
+from jaxnet.comm import (
+    AXES,
+    Reducer,
+    all_reduce,
+    bucketed,
+    cast,
+    factored,
+    halving_doubling,
+    ring,
+    rooted,
+    scattered,
+    sharded,
+)
+from jaxnet.comm.sharded import as_reducer
 from support.laws import run_reducer
 
 HR = rooted("device", rooted("host"), tree="chunked_chain", chunks=3)
@@ -82,6 +95,64 @@ def test_factors_left_out_are_refused():
         reduced(reducer, jnp.ones((4, 4)))
     with pytest.raises(ValueError, match=r"place 0 of 8 exchanges nothing with \[2, 3, 4, 5, 6, 7\]"):
         reducer.plan(jax.ShapeDtypeStruct((8,), "float32"), {"device": 8})
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        scattered("device", all_reduce("device", "host")),
+        halving_doubling("device", all_reduce("host", "device")),
+        ring("device", scattered("host", ring("device"))),
+        rooted("device", rooted("device", rooted("host"))),
+        rooted("host", rooted("device", all_reduce("host"))),
+        factored("device", (2,), lambda near, far: scattered(near, scattered(far, ring(near)))),
+    ],
+)
+def test_an_axis_that_is_named_twice_is_refused(reducer):
+    """Its devices hold different parts by then, or a sum that would be counted again."""
+    spec, sizes = jax.ShapeDtypeStruct((64,), "float32"), {"host": 2, "device": 4}
+    with pytest.raises(ValueError, match=r"sums along the same axis again. Name each axis once"):
+        reducer.plan(spec, sizes)
+    mapped = jax.shard_map(
+        lambda x: reducer.reduce(x[0, 0], ())[0], mesh=grid((2, 4)), in_specs=P("host", "device"), out_specs=P()
+    )
+    with pytest.raises(ValueError, match=r"sums along the same axis again"):
+        mapped(jnp.ones((2, 4, 64)))
+
+
+def test_an_axis_of_one_device_may_be_named_twice():
+    reducer = scattered("device", all_reduce("device", "host"))
+    plan = reducer.plan(jax.ShapeDtypeStruct((8,), "float32"), {"host": 2, "device": 1})
+    assert [collective.kind for collective in plan.collectives] == ["all-reduce"]
+
+
+def test_numbers_without_fractions_are_not_cast():
+    values = {"n": np.full((2, 4, 3), 100_001, np.int32), "z": np.full((2, 4, 2), 1 + 2j, np.complex64)}
+    sums, _ = run_reducer(bucketed(cast("float16", all_reduce(*AXES)), None), grid((2, 4)), values)
+    assert sums["n"].tolist() == [800_008] * 3
+    assert sums["z"].tolist() == [8 + 16j] * 2
+    with pytest.raises(ValueError, match=r"cast: wanted a floating-point dtype such as 'bfloat16', got 'int8'"):
+        cast("int8", all_reduce("host"))
+
+
+def test_nothing_is_rounded_where_nothing_travels():
+    values = np.array([[[1 / 3, 1e5, 1e-9, 0]]], np.float32)
+    for reducer in (cast("float16", all_reduce(*AXES)), scattered("device", cast("float16", all_reduce("host")))):
+        assert run_reducer(reducer, grid((1, 1)), values)[0].tolist() == values[0, 0].tolist()
+
+
+@pytest.mark.parametrize("reducer", [bucketed(all_reduce(*AXES), 64), as_reducer(sharded(AXES, bucket_bytes=64))])
+def test_bools_are_refused_by_their_name(reducer):
+    values = {"w": np.ones((2, 4, 3), np.float32), "mask": np.ones((2, 4, 3), bool)}
+    with pytest.raises(TypeError, match=r"leaf \['mask'\] is bool, of which there is no sum"):
+        run_reducer(reducer, grid((2, 4)), values)
+
+
+def test_a_state_that_is_not_of_the_reducer_is_refused():
+    reducer, spec = bucketed(all_reduce("device"), 8), {"w": jnp.ones((4, 4))}
+    step = jax.shard_map(lambda x: reducer.reduce(x, ()), mesh=grid((1, 4)), in_specs=ALONG, out_specs=P())
+    with pytest.raises(ValueError, match=r"wanted a tuple of 2 states, one a message, got 0.*reducer\.init"):
+        step(spec)
 
 
 def test_wrong_arguments_are_refused():

@@ -41,7 +41,7 @@ from support.laws import Trees, run_reducer, trees
 
 class Case(NamedTuple):
     reducer: Reducer
-    tolerance: float = 1e-6  # of the largest sum, for float32 inputs
+    tolerance: float = 1e-6  # of the largest sum, for float32 inputs; if lossy, of the norm of all sums
     lossy: bool = False  # not even small integers survive
 
 
@@ -111,11 +111,11 @@ REDUCERS = {
     "bfloat16_scattered": Case(bucketed(compressed_scattered(*comm.AXES, codec=codecs.bfloat16), 200), 2e-2),
     "float16_across_hosts": Case(bucketed(scattered("device", compressed("host", codec=codecs.float16)), 200), 2e-3),
     "powersgd_of_nothing_worth_it": Case(powersgd(4, bucketed(TWO_LEVEL, 100), factors=TWO_LEVEL)),
-    "int8": Case(bucketed(compressed(*comm.AXES, codec=codecs.int8(16)), 200), 2e-2, lossy=True),
-    "one_bit": Case(bucketed(compressed_scattered(*comm.AXES, codec=codecs.one_bit(16)), 200), 1, lossy=True),
-    "two_bit": Case(bucketed(scattered("device", compressed("host", codec=codecs.two_bit(0.5))), 200), 1, lossy=True),
-    "top_k": Case(bucketed(compressed(*comm.AXES, codec=codecs.top_k(0.1)), None), 1, lossy=True),
-    "powersgd": Case(powersgd(1, bucketed(FLAT, 64), factors=FLAT), 1, lossy=True),
+    "int8": Case(bucketed(compressed(*comm.AXES, codec=codecs.int8(16)), 200), 1e-2, lossy=True),
+    "one_bit": Case(bucketed(compressed_scattered(*comm.AXES, codec=codecs.one_bit(16)), 200), 0.75, lossy=True),
+    "two_bit": Case(bucketed(scattered("device", compressed("host", codec=codecs.two_bit(0.5))), 200), 0.9, lossy=True),
+    "top_k": Case(bucketed(compressed(*comm.AXES, codec=codecs.top_k(0.1)), None), 0.85, lossy=True),
+    "powersgd": Case(powersgd(1, bucketed(FLAT, 64), factors=FLAT), 0.65, lossy=True),
 }
 EXACT = [name for name, case in REDUCERS.items() if not case.lossy]
 # Each way from a tree to messages, and a few of the algorithms in them.
@@ -183,10 +183,17 @@ def assert_close(got, want, tolerance):
         np.testing.assert_allclose(leaf, wanted, rtol=0, atol=tolerance * scale, err_msg=str(path))
 
 
+def assert_near(got, want, tolerance):
+    """The error of all leaves together, beside their norm: that of a reducer that gives zeros is 1."""
+    norm = lambda tree: float(np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(tree))))  # noqa: E731
+    assert norm(jax.tree.map(np.subtract, got, want)) <= tolerance * norm(want)
+
+
 @on_every_mesh
 def test_equals_the_sum_over_all_devices(name, shape):  # L1, L4
-    values = example(shape)
-    assert_close(sums_of_every_device(name, shape, values), everywhere(values), REDUCERS[name].tolerance)
+    values, case = example(shape), REDUCERS[name]
+    check = assert_near if case.lossy else assert_close
+    check(sums_of_every_device(name, shape, values), everywhere(values), 0 if shape == (1, 1) else case.tolerance)
 
 
 @exact_on_every_mesh
@@ -195,7 +202,7 @@ def test_exact_on_integers_held_in_floats(name, shape):  # L1
     assert_close(sums_of_every_device(name, shape, values), everywhere(values), 0)
 
 
-@pytest.mark.parametrize("name", REDUCERS)
+@pytest.mark.parametrize("name", EXACT)
 def test_linear(name):  # L2
     shape, tolerance = (2, 4), 4 * REDUCERS[name].tolerance
     x, y = example(shape, 1), example(shape, 2)

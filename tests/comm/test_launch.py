@@ -1,5 +1,7 @@
 """Launching from two threads, on one device: the real thing needs processes, see tests/processes."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,25 @@ def test_after_an_error_no_more_is_launched(mesh):
     assert not last.is_deleted()
     sums, _ = launch([jnp.arange(4.0)], states(mesh, 3))
     assert len(sums) == 3
+
+
+def test_after_an_error_no_more_is_computed(mesh, monkeypatch):
+    """A slow piece after the first sum has failed: those behind it are not launched."""
+    launch = lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, mesh).compile()
+    launched = []
+
+    def slow(piece, program):
+        def run(*values):
+            launched.append(piece)
+            time.sleep(0.5)
+            return program(*values)
+
+        return run
+
+    monkeypatch.setattr(launch, "_pieces", [(piece, slow(piece, program)) for piece, program in launch._pieces])
+    with pytest.raises(TypeError):
+        launch([jnp.arange(4.0)], ["not a state", *states(mesh, 2)])
+    assert len(launched) < len([piece for piece, _ in launch._pieces if piece.reads or piece.gives])
 
 
 def test_several_devices_a_process_are_refused():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxnet.errors import InputError
-from jaxnet.training.run.compile_cache import compile_cache, private, prune
+from jaxnet.training.run.compile_cache import beside, compile_cache, private, prune
 from jaxnet.training.run.compiled_files import CompiledFiles
 
 
@@ -118,12 +118,30 @@ def test_a_full_disk_is_told_once_and_leaves_nothing(tmp_path, caplog, monkeypat
 
 def test_the_oldest_are_deleted_beyond_the_limit(tmp_path):
     for age in range(5):
-        path = tmp_path / f"machine/{age}"
+        path = tmp_path / f"x86_64-0123456789ab/{age}-cache"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x" * 100)
         os.utime(path, (1000 - age, 1000 - age))
     prune(tmp_path, 250)
-    assert sorted(path.name for path in tmp_path.glob("machine/*")) == ["0", "1"]
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["0-cache", "1-cache"]
+
+
+def test_files_of_others_are_never_deleted(tmp_path):
+    others = ["data.bin", "lock/000001.json", "checkpoints/000674/manifest.json", "a/b/c-cache", "x-0123456789ab/notes"]
+    own = ["x-0123456789ab/jit_step-cache", "x-0123456789ab/.77-jit_step-cach"]
+    for name in others + own:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    prune(tmp_path, 0)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(others)
+
+
+@pytest.mark.parametrize("given", ["", ".", "..", "/", "../run"])
+def test_a_directory_that_holds_the_run_is_refused(tmp_path, given):
+    with pytest.raises(InputError, match=rf"^compile_cache='{given}' is /.*in which the run itself lies; wanted"):
+        beside(tmp_path / "run", given)
+    assert beside(tmp_path / "run", "../cache") == tmp_path / "run/../cache"
 
 
 def test_a_directory_that_the_user_gave_to_jax_stays(tmp_path):

@@ -115,6 +115,10 @@ def test_any_text_is_a_value_of_the_type_or_refused_by_name(kind, text):
         ("none", str | None, None),
         ("7", str | None, "7"),
         ("2", Literal[1, 2], 2),
+        ("[8,16]", tuple[int, ...], (8, 16)),
+        ("[cd]*:0.5", tuple[tuple[str, float], ...], (("[cd]*", 0.5),)),
+        ("([cd]*, fc_[12])", tuple[str, ...], ("[cd]*", "fc_[12]")),
+        ("fc_[12]", tuple[str, ...], ("fc_[12]",)),
     ],
 )
 def test_ways_to_write_a_value(text, kind, value):

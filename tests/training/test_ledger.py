@@ -1,6 +1,7 @@
 """Every second of a run is of one kind, and a kill at any instant loses few of them."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -60,6 +61,28 @@ def test_steps_done_again_in_one_attempt_are_lost_work(clock):
     trained(ledger, clock, 10, 10)
     ledger.went_back(15)
     assert ledger.seconds() == pytest.approx({"start-up": 0, "step": 10, "lost work": 10})
+
+
+def test_a_step_does_not_wait_for_a_slow_disk(tmp_path):
+    ledger, asked, goes_on = Ledger(), threading.Event(), threading.Event()
+
+    def fence():
+        if threading.current_thread() is beating:
+            asked.set()
+            assert goes_on.wait(60)
+
+    beating = threading.Thread(target=ledger.beat)
+    ledger.open(tmp_path / "ledger.jsonl", fence=fence)
+    beating.start()
+    assert asked.wait(60)
+    ledger.began(0)
+    ledger.waited(0.0)
+    ledger.reached(1)
+    assert beating.is_alive()
+    goes_on.set()
+    beating.join()
+    ledger.close()
+    assert [attempt.step for attempt in read_ledger(tmp_path / "ledger.jsonl")][-1:] == [1]
 
 
 def test_what_killed_attempts_did_is_counted_once(clock, tmp_path):

@@ -1,6 +1,7 @@
 """What a run writes is whole, appended to on a resume, and refused in one line where it cannot be written."""
 
 import json
+import math
 import shutil
 import struct
 import threading
@@ -17,6 +18,7 @@ from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from jaxnet.training.run.loop import Loop
 from jaxnet.training.run.records import NoRecords, Records, read_settings, write_whole
+from jaxnet.training.run.summary import kept_summary
 from support.dark_digits import config_of
 from support.disks import files_no_longer_than
 
@@ -42,6 +44,39 @@ def test_records_are_appended_to(tmp_path):
         records.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": s, "split": "train", "loss": 0.5} for s in (1, 2)]
+
+
+def test_what_is_not_finite_is_null(tmp_path):
+    """JSON has no word for it, and readers other than Python's refuse the line."""
+    records = Records(tmp_path, tensorboard=False)
+    records.write(1, "train", {"loss": math.nan, "members": {"loss": [math.inf, 2.0]}, "count": 3})
+    records.close()
+    line = (tmp_path / "metrics.jsonl").read_text()
+    wanted = {"step": 1, "split": "train", "loss": None, "members": {"loss": [None, 2.0]}, "count": 3}
+    assert json.loads(line, parse_constant=pytest.fail) == wanted
+
+
+def test_a_summary_of_an_earlier_attempt_is_not_that_of_the_run(tmp_path):
+    path = tmp_path / "summary.json"
+    assert kept_summary(path, 20, 20) is None
+    for content in ("{", "[]", "{}"):
+        path.write_text(content)
+        assert kept_summary(path, 20, 20) is None
+    for steps, finished, kept in ((20, True, True), (20, False, False), (10, False, False), (10, True, False)):
+        path.write_text(json.dumps({"steps": steps, "finished": finished}))
+        assert (kept_summary(path, 20, 20) is not None) is kept
+    path.write_text(json.dumps({"steps": 10, "finished": False}))
+    assert kept_summary(path, 10, 20) is not None
+
+
+def test_a_run_that_was_killed_before_its_summary_gets_one(tmp_path):
+    """All its steps are done, and what lies there is of an attempt that a signal stopped."""
+    whole = train.train(config_of(steps=20), tmp_path, quiet=True)
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"steps": 7, "finished": False}))
+    again = train.train(config_of(steps=20), tmp_path, quiet=True)
+    assert (again["steps"], again["finished"], again["loss"]) == (20, True, whole["loss"])
+    assert json.loads(path.read_text()) == again
 
 
 def test_a_line_is_on_the_disk_at_once(tmp_path):

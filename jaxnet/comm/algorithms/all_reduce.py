@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.algorithms.factor import Axis, digit_of, groups_of, summed_over
+from jaxnet.comm.algorithms.factor import Axis, digit_of, groups_of, require_apart, summed_over
 from jaxnet.comm.collective import Collective, Kind, axes_size
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
 from jaxnet.comm.vma import require_varying, same_along
@@ -47,7 +47,8 @@ def scattered(axis: Axis, inner: Reducer) -> Reducer:
     Nested once per level it is BlueConnect (Cho et al., MLSys 2019), for levels inside an axis with `factored`;
     with two levels also NCCL's and Horovod's hierarchical all-reduce.
 
-    The message must have a multiple of `size(axis)` elements, which `bucketed` sees to.
+    The message must have a multiple of `size(axis)` elements, which `bucketed` sees to. `inner` must not sum along
+    `axis` itself, whose devices hold different parts: that is a ValueError from `plan` and `reduce`.
     """
 
     def part_of(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> jax.ShapeDtypeStruct:
@@ -59,7 +60,7 @@ def scattered(axis: Axis, inner: Reducer) -> Reducer:
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         (name, size, _), groups = digit_of(axis, BOUND_AXES), groups_of(axis, BOUND_AXES)
         require_varying(message, (name,), "the message")
-        part_of(message, BOUND_AXES)
+        plan_fn(message, BOUND_AXES)
         if size == 1:
             total, state = inner.reduce(message, state)
             return summed_over(total, axis), state
@@ -71,9 +72,10 @@ def scattered(axis: Axis, inner: Reducer) -> Reducer:
         # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
         return lax.all_gather(part, name, tiled=True, to="invarying"), state
 
-    def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
+    def plan_fn(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> Plan:
         (name, size, _), groups = digit_of(axis, axis_sizes), groups_of(axis, axis_sizes)
         within = inner.plan(part_of(spec, axis_sizes), axis_sizes)
+        require_apart(f"scattered({axis!r})", axis, within.collectives, axis_sizes)
 
         def half(kind: Kind) -> tuple[Collective, ...]:
             whole = Collective(kind, (name,), size, math.prod(spec.shape), jnp.dtype(spec.dtype).name, groups)
@@ -90,15 +92,21 @@ def cast(dtype: str, inner: Reducer) -> Reducer:
 
     Half the bytes for float16 and bfloat16 (Horovod's fp16 compression, PyTorch's `fp16_compress_hook`). The sum
     is taken in the narrow type too, so it loses bits at every addition and float16 overflows at 65504.
-    XLA:CPU sends bfloat16 as float32; the check of the compiled program reports it.
+    XLA:CPU sends bfloat16 as float32; the check of the compiled program reports it. Integers and complex numbers
+    travel as they are, and where `inner` sends nothing, nothing is rounded. ValueError if `dtype` has no fractions.
     """
     narrow = jnp.dtype(dtype).name
+    if not jnp.issubdtype(narrow, jnp.floating):
+        raise ValueError(f"cast: wanted a floating-point dtype such as 'bfloat16', got {narrow!r}")
 
-    def narrowed(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(spec.shape, narrow)
+    def narrowed(spec: jax.ShapeDtypeStruct | jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, narrow if jnp.issubdtype(spec.dtype, jnp.floating) else spec.dtype)
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
-        total, state = inner.reduce(message.astype(narrow), state)
+        sent = narrowed(message)
+        if not inner.plan(sent, BOUND_AXES).collectives:
+            return inner.reduce(message, state)
+        total, state = inner.reduce(message.astype(sent.dtype), state)
         return total.astype(message.dtype), state
 
     return Reducer(

@@ -117,6 +117,18 @@ def factored(axis: str, most: Sequence[int], build: Callable[..., Reducer]) -> R
     return Reducer(inner.init, reduce_fn, plan_fn)
 
 
+def require_apart(reducer: str, axis: Axis, collectives: Sequence[Collective], axis_sizes: AxisSizes) -> None:
+    """Raise ValueError, which names the reducer, if its inner `collectives` sum along its own `axis` once more."""
+    name, size, stride = digit_of(axis, axis_sizes)
+    for collective in collectives if size > 1 else ():
+        members = _members(collective, name, axis_sizes) if name in collective.axes else []
+        if any(len({place // stride % size for place in places}) > 1 for places in members):
+            raise ValueError(
+                f"{reducer}: its inner reducer, by {collective.kind} over {collective.axes}, sums along the same axis "
+                "again. Name each axis once, as in scattered('device', all_reduce('host'))."
+            )
+
+
 def _require_joined(axis: str, collectives: Sequence[Collective], axis_sizes: AxisSizes) -> None:
     """Raise ValueError unless data can get from every place along `axis` to every other."""
     joined = {place: {place} for place in range(axis_sizes[axis])}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from jaxnet.comm.algorithms.all_reduce import all_reduce
-from jaxnet.comm.algorithms.factor import Axis, digit_of, summed_over
+from jaxnet.comm.algorithms.factor import Axis, digit_of, require_apart, summed_over
 from jaxnet.comm.algorithms.line import Hops, Line, backwards, line_of
 from jaxnet.comm.collective import Collective
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
@@ -46,7 +46,7 @@ def between(axis: Axis, halves: Halves, inner: Reducer, piece_bytes: int | None)
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         line = line_of(axis, BOUND_AXES, piece_bytes)
         require_varying(message, (line.digit.axis,), "the message")
-        halves.share(message, line.size)
+        plan_fn(message, BOUND_AXES)
         if line.size == 1:
             total, state = inner.reduce(message, state)
         else:
@@ -54,9 +54,10 @@ def between(axis: Axis, halves: Halves, inner: Reducer, piece_bytes: int | None)
             total = halves.second(share, line)
         return summed_over(total, axis), state
 
-    def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
+    def plan_fn(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> Plan:
         line = line_of(axis, axis_sizes, piece_bytes)
         within = inner.plan(halves.share(spec, line.size), axis_sizes)
+        require_apart(f"an all-reduce along {axis!r}", axis, within.collectives, axis_sizes)
         rounds = halves.rounds(line.size, spec.shape[0]) if line.size > 1 else ()
         there = _planned(rounds, line, spec.dtype)
         back = _planned([(backwards(hops), elements) for hops, elements in reversed(rounds)], line, spec.dtype)

@@ -10,6 +10,7 @@ from jax import lax
 from jaxnet.comm.buckets.merge import Groups
 from jaxnet.comm.buckets.packing import pack, unpack
 from jaxnet.comm.buckets.plan import BucketPlan, Leaf, plan_buckets, plan_groups
+from jaxnet.comm.dtypes import require_summable
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying, same_along, varying_axes
 
@@ -90,10 +91,11 @@ def _laid_out(
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         leaves, tree = jax.tree.flatten(grads)
         plan = plan_fn(leaves, BOUND_AXES)
+        _guard(grads, plan)
         if not plan.collectives:
             return jax.tree.unflatten(tree, apart(leaves)), state
-        _guard(grads, plan)
         buckets = lay_out(leaves, BOUND_AXES)
+        _require_state(state, buckets)
         sums: list[jax.Array] = []
         states = []
         for index, message in enumerate(pack(buckets, leaves)):
@@ -122,7 +124,19 @@ def _guard(grads: PyTree, plan: Plan) -> None:
     """Check each leaf by itself: packed beside one that varies, a leaf that does not would pass unseen."""
     axes = tuple(dict.fromkeys(axis for collective in plan.collectives for axis in collective.axes))
     for path, leaf in jax.tree.leaves_with_path(grads):
-        require_varying(leaf, axes, f"leaf {jax.tree_util.keystr(path)}")
+        name = f"leaf {jax.tree_util.keystr(path)}"
+        require_summable(leaf, name)
+        require_varying(leaf, axes, name)
+
+
+def _require_state(state: PyTree, plan: BucketPlan) -> None:
+    """Raise ValueError unless there is a state for each message; `()`, for one, is not the state of no codec."""
+    got = f"{len(state)}" if isinstance(state, tuple | list) else f"a {type(state).__name__}"
+    if got != f"{len(plan.buckets)}":
+        raise ValueError(
+            f"wanted a tuple of {len(plan.buckets)} states, one a message, got {got}. "
+            "The first state is reducer.init(shapes, axis_sizes) of the same reducer, shapes and mesh."
+        )
 
 
 def in_order(order: Sequence[int], inner: Reducer) -> Reducer:

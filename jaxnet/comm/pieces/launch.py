@@ -63,6 +63,8 @@ class Launch:
         travelling: list[Future[tuple[jax.Array, PyTree]]] = []
         try:
             for piece, program in self._pieces:
+                if stop.is_set():
+                    break  # the sum that failed says why, below
                 if piece.reads or piece.gives:
                     values.update(zip(piece.gives, program(*(values[number] for number in piece.reads)), strict=True))
                 for number in piece.results:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,11 @@ from pathlib import Path
 import jax
 
 from jaxnet.errors import InputError
-from jaxnet.training.run.compiled_files import CompiledFiles, use
+from jaxnet.training.run.compiled_files import CompiledFiles, is_program, use
 
 MOST_BYTES = 2 << 30
 
+_A_MACHINE = re.compile(r".+-[0-9a-f]{12}")  # see `_machine`
 _DIRECTORY = "jax_compilation_cache_dir"
 _SETTINGS: dict[str, object] = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -53,6 +55,17 @@ def compile_cache(directory: Path) -> Iterator[None]:
         use(None)
 
 
+def beside(workdir: Path, given: str) -> Path:
+    """The directory that `given` names from `workdir`; InputError if the run itself lies in it."""
+    directory = workdir / Path(given).expanduser()
+    if workdir.resolve().is_relative_to(directory.resolve()):
+        raise InputError(
+            f"compile_cache={given!r} is {directory.resolve()}, in which the run itself lies; wanted a directory of "
+            "its own, such as compile_cache, or none"
+        )
+    return directory
+
+
 def private(directory: Path) -> Path:
     """The directory, made if need be, if no other user can write to it; else InputError."""
     with _making(directory):
@@ -73,11 +86,14 @@ def private(directory: Path) -> Path:
 
 
 def prune(directory: Path, most_bytes: int) -> None:
-    """Delete the files that were not used for longest, until the others have no more than so many bytes."""
+    """Delete the programs that were not used for longest, until the others have no more than so many bytes.
+
+    Files that this cache did not write are not its own to delete, wherever `directory` is.
+    """
     files = []
-    for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # another run is pruning, too
-            if path.is_file():
+    for path in directory.glob("*/*"):
+        if _A_MACHINE.fullmatch(path.parent.name) and is_program(path.name):
+            with contextlib.suppress(FileNotFoundError):  # another run is pruning, too
                 files.append((path.stat().st_mtime, path.stat().st_size, path))
     excess = sum(size for _, size, _ in files) - most_bytes
     for _, size, path in sorted(files):

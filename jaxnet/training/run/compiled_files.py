@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ class CompiledFiles(CacheInterface):
 
     def _file(self, key: str) -> Path:
         return self._path / f"{key}-cache"
+
+
+def is_program(name: str) -> bool:
+    """Whether a file of this name is one of `CompiledFiles`, or what a kill has left of one."""
+    return name.endswith("-cache") or bool(re.match(r"\.\d+-", name))
 
 
 def use(store: CacheInterface | None) -> None:

@@ -49,7 +49,7 @@ class Ledger:
         self._ranks: Sequence[RankTimes] = ()
         self._path: Path | None = None
         self._file: Appended | None = None
-        self._guard = threading.RLock()
+        self._guard, self._writing = threading.RLock(), threading.Lock()
 
     def open(self, path: Path, *, fence: Callable[[], None] = lambda: None) -> None:
         """Begin to write, after what earlier attempts have written; OSError if that cannot be done."""
@@ -112,18 +112,21 @@ class Ledger:
 
     def beat(self, *, ended: bool = False) -> None:
         """Write a line, if the ledger is open here."""
-        with self._guard:
-            if self._file is not None:
+        with self._writing:
+            if self._file is None:
+                return
+            with self._guard:  # not while a slow disk takes the line: every step waits for it
                 said = json.dumps(attempt_json(self._as_attempt(ended=ended)))
-                self._file.append((said + "\n").encode())
+            self._file.append((said + "\n").encode())
 
     def close(self) -> Goodput | None:
         """Write the last line; the account of all attempts, where it can be read."""
         if self._file is None or self._path is None:
             return None
         self.beat(ended=True)
-        self._file.close()
-        self._file = None
+        with self._writing:
+            self._file.close()
+            self._file = None
         with contextlib.suppress(OSError):
             if attempts := read_ledger(self._path):
                 return goodput(attempts)

@@ -1,10 +1,12 @@
 """Where a run takes place: its processes, their mesh, and this process's part of every batch."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
+from jaxnet.checkpoints import Consensus
 from jaxnet.cluster.agreement import check_agreement
 from jaxnet.cluster.start import Cluster, start, start_by_mpi
 from jaxnet.comm import make_mesh, mpi_world
@@ -25,6 +27,11 @@ class Place(NamedTuple):
     def primary(self) -> bool:
         """Whether this is process 0, which writes and speaks for all."""
         return self.shard.index == 0
+
+    def told(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on process 0, as JSON carries it; all processes call this, in the same order."""
+        ranks = self.cluster.ranks
+        return ranks.told(make) if ranks else Consensus().decided(make)
 
 
 def meet(config: Config) -> Place:

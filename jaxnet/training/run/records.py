@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,23 @@ def make_workdir(workdir: Path) -> None:
         raise InputError(f"workdir {workdir} cannot be made: {error.strerror}; give another with --workdir") from error
     if not os.access(workdir, os.W_OK | os.X_OK):
         raise InputError(f"workdir {workdir} cannot be written to; give another with --workdir")
+
+
+def as_json(values: Mapping[str, Any], indent: int | None = None) -> str:
+    """Strict JSON, which has no word for NaN and infinity: null in their place.
+
+    >>> as_json({"loss": float("nan"), "step": 3})
+    '{"loss": null, "step": 3}'
+    """
+    return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -76,7 +94,7 @@ class Records:
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """One line: step, split, then `values`; the numbers among them also go to TensorBoard as `split/name`."""
-        self._lines.append((json.dumps({"step": step, "split": split, **values}) + "\n").encode())
+        self._lines.append((as_json({"step": step, "split": split, **values}) + "\n").encode())
         if self._board is not None:
             self._board.write(step, {f"{split}/{name}": value for name, value in values.items()})
 

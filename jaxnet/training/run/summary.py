@@ -1,5 +1,7 @@
 """The final figures of a run: what summary.json holds."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from jaxnet.training.config import Config
@@ -9,6 +11,16 @@ from jaxnet.training.run.ensemble_report import ensemble_summary
 from jaxnet.training.run.loop import Outcome
 from jaxnet.training.run.peers import Met
 from jaxnet.training.run.place import Place
+
+
+def kept_summary(path: Path, step: int, total_steps: int) -> dict[str, Any] | None:
+    """What summary.json says, if it is that of a run which ended after `step` steps; an earlier attempt's is not."""
+    try:
+        summary = json.loads(path.read_text())
+        same = (summary["steps"], summary["finished"]) == (step, step >= total_steps)
+    except (OSError, ValueError, KeyError, TypeError):  # missing, or not as it was written
+        return None
+    return summary if same else None
 
 
 def summarize(

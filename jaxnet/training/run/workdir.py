@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnet.checkpoints import BEAT_SECONDS, Consensus, Enduring, Heartbeat, Lock
+from jaxnet.checkpoints import BEAT_SECONDS, Enduring, Heartbeat, Lock
 from jaxnet.errors import InputError
 from jaxnet.training.config import Config
 from jaxnet.training.run.alarm import Alarm
-from jaxnet.training.run.compile_cache import compile_cache
+from jaxnet.training.run.compile_cache import beside, compile_cache
 from jaxnet.training.run.ledger import Ledger
 from jaxnet.training.run.place import Place
 from jaxnet.training.run.records import make_workdir, read_settings, writing
@@ -30,12 +30,11 @@ def opened(
     """
     make_workdir(workdir)
     refuse_changes(workdir / "config.json", config, allowed=allow_config_change)
-    ranks = place.cluster.ranks
     with contextlib.ExitStack() as during:
-        if config.compile_cache is not None and not ranks:  # with MPI a program holds addresses of its process
-            during.enter_context(compile_cache(workdir / Path(config.compile_cache).expanduser()))
-        told = ranks.told if ranks else Consensus().decided
-        fence = during.enter_context(held(workdir, told, ledger.beat))
+        # With MPI a program holds addresses of its process.
+        if config.compile_cache is not None and not place.cluster.ranks:
+            during.enter_context(compile_cache(beside(workdir, config.compile_cache)))
+        fence = during.enter_context(held(workdir, place.told, ledger.beat))
         if place.primary:
             with writing(workdir / "ledger.jsonl"):
                 ledger.open(workdir / "ledger.jsonl", fence=fence)

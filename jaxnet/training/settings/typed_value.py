@@ -42,7 +42,7 @@ def _parse(text: str, kind: Any) -> Any:
     if origin is Literal:
         return _parse_choice(text, typing.get_args(kind))
     if origin is tuple:
-        parts = [part.strip() for part in text.strip("()[]").split(",") if part.strip()]
+        parts = [part.strip() for part in _inside(text, kind).split(",") if part.strip()]
         parts = [part.replace(":", ",") for part in parts] if _nests(kind) else parts
         return tuple(_parse(part, item) for part, item in zip(parts, _items(kind, len(parts)), strict=True))
     if kind is type(None):
@@ -54,6 +54,16 @@ def _parse(text: str, kind: Any) -> Any:
     if kind in (int, str):
         return kind(text)
     raise TypeError(kind)
+
+
+def _inside(text: str, kind: Any) -> str:
+    """A tuple without the brackets around it; square ones are of the text where items may be text, such as [cd]*."""
+    pairs = ("()",) if _holds_text(kind) else ("()", "[]")
+    return text[1:-1] if text[:1] + text[-1:] in pairs else text
+
+
+def _holds_text(kind: Any) -> bool:
+    return kind is str or any(_holds_text(item) for item in typing.get_args(kind))
 
 
 def _nests(kind: Any) -> bool:
