@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Classify JPEG and PNG files with what was trained: a workdir (its newest good checkpoint), one checkpoint, a file of
-`jaxnet import`, or one of `jaxnet export`. Images are prepared as the run prepared its test images. A file that cannot
-be read is named, the others are classified, and the exit status is 1."""
+`jaxnet import`, or one of `jaxnet export`. Images are prepared as the run prepared its test images, once they
+are turned upright as the camera says. A file that cannot be read is named, the others are classified, and the exit
+status is 1."""
 
 _EXAMPLES = """\
 examples:

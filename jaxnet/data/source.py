@@ -9,10 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
+from jaxnet.data.labels import require_labels
+from jaxnet.data.modes import PILLOW_MODES, to_mode
 from jaxnet.errors import InputError
 
 _CHUNK = 1024  # examples decoded at once when a source is read into memory
-PILLOW_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's name for this many channels of 8 bits
 
 
 class Source(Protocol):
@@ -78,9 +79,7 @@ class ArraySource:
             raise InputError(f"images must be uint8 [n, H, W, C] with n > 0, got {image.dtype} {image.shape}")
         if label.dtype != np.int32 or label.shape != image.shape[:1]:
             raise InputError(f"labels must be int32 [{len(image)}], got {label.dtype} {label.shape}")
-        if label.min() < 0 or label.max() >= self.num_classes:
-            got = f"{label.min()} .. {label.max()}"
-            raise InputError(f"labels must be 0 .. {self.num_classes - 1} for {self.num_classes} classes, got {got}")
+        require_labels(label, self.num_classes, "the data set")
 
     @property
     def num_examples(self) -> int:
@@ -144,15 +143,14 @@ class RecordSource:
         for pixels, example in zip(image, examples, strict=True):
             pixels[...] = self._decoded(example[self.image_key])
         label = np.array([example[self.label_key] for example in examples], np.int32)
+        require_labels(label, self.num_classes, self.origin)
         return {"image": image, "label": label}
 
     def _decoded(self, value: bytes | np.ndarray) -> np.ndarray:
         if isinstance(value, np.ndarray):
             return value
         with Image.open(io.BytesIO(value)) as picture:
-            mode = PILLOW_MODES[self.image_shape[-1]]
-            same = picture if picture.mode == mode else picture.convert(mode)
-            return np.asarray(same).reshape(self.image_shape)
+            return np.asarray(to_mode(picture, PILLOW_MODES[self.image_shape[-1]])).reshape(self.image_shape)
 
 
 def read_into_memory(source: Source) -> ArraySource:

@@ -36,7 +36,7 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
             return dict(_tensors(_Archive(archive)))
     except Refused as reason:
         raise InputError(f"{path} is not a state dict of PyTorch: {reason}; {_SAVE}") from reason
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError, OSError) as error:
         raise InputError(f"{path} is not a whole file of PyTorch's: {error}; copy or save it again") from error
 
 

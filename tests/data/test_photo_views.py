@@ -2,6 +2,7 @@
 
 import io
 import math
+import struct
 import warnings
 from random import Random
 
@@ -123,6 +124,29 @@ def test_images_of_every_kind_become_rgb(decoder, mode, kind):
 
 
 @pytest.mark.parametrize("decoder", decoders(), ids=lambda decoder: decoder.name)
+def test_sixteen_bits_become_eight(decoder):
+    """Pillow itself would cut them at 255: nearly all white."""
+    wide = np.repeat(np.linspace(0, 65535, 16).astype(np.uint16)[:, None], 16, 1)
+    file = io.BytesIO()
+    Image.fromarray(wide).save(file, "PNG")
+    data = file.getvalue()
+    for got in (decoder.decode(data, whole, 16), EvaluationView(16, 16)(data)):
+        np.testing.assert_array_equal(got, np.repeat((wide >> 8).astype(np.uint8)[..., None], 3, 2))
+
+
+@pytest.mark.parametrize("raised", [IndexError("list index out of range"), struct.error("unpack"), ZeroDivisionError()])
+def test_whatever_pillow_makes_of_broken_bytes_is_damaged(raised, monkeypatch):
+    data = photo(1)
+
+    def broken(*_):
+        raise raised
+
+    monkeypatch.setattr(Image.Image, "resize", broken)
+    with pytest.raises(Damaged, match=str(raised) or "ZeroDivisionError"):
+        EvaluationView(16, 16)(data)
+
+
+@pytest.mark.parametrize("decoder", decoders(), ids=lambda decoder: decoder.name)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -201,6 +225,14 @@ def test_randaugment_and_jitter_change_the_view_and_follow_the_draw():
     ):
         assert sum(not np.array_equal(view(data, d, 16), TrainingView()(data, d, 16)) for d in range(20)) > 12
         np.testing.assert_array_equal(view(data, 5, 16), view(data, 5, 16))
+
+
+@given(seed=st.integers(0, 2**32), by=st.floats(0.01, 4))
+def test_factors_of_jitter_are_uniform_from_zero_or_one_less(seed, by):
+    """Not cut off at 0 after the draw, which would make many images black."""
+    least, most = max(0.0, 1 - by), 1 + by
+    part = (distort._factor(Random(seed), by) - least) / (most - least)
+    assert part == pytest.approx(Random(seed).random(), abs=1e-9)
 
 
 def test_jitter_without_strength_is_the_identity_and_hue_alone_keeps_the_brightest_channel():

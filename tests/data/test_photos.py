@@ -12,6 +12,7 @@ from jaxnet.data import ImageNet, Photos, RandomSource, Shard, eval_batches, tra
 from jaxnet.data.draws import draws
 from jaxnet.data.inputs import Inputs, inputs_of
 from jaxnet.data.photos import EvaluationView, RandAugment, TrainingView
+from jaxnet.data.photos.records import PhotoRecords
 from jaxnet.data.prepare import prepare_imagenet
 from jaxnet.errors import InputError
 from support.imagenet import damage_a_record, image_file, photo, photos, texture, write_archives
@@ -197,6 +198,15 @@ def test_records_that_cannot_be_read_are_damaged(tmp_path):
     source = dataset.load("train")
     take(source, 8)
     assert 1 <= len(source.damaged) <= 10
+
+
+def test_a_label_that_is_no_class_ends_the_run(tmp_path):
+    """As TFDS marks what has none; a loss would take it for no class at all."""
+    records = PhotoRecords([{"image": photo(1), "label": -1}], 7, origin="album")
+    with pytest.raises(
+        InputError, match=r"labels of record 0 of album must be 0 .. 6 for 7 classes, got -1 .. -1; TFDS"
+    ):
+        records.read(0)
 
 
 def test_photos_of_every_form_are_rgb(tmp_path):

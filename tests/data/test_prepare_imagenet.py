@@ -106,6 +106,13 @@ def test_cmyk_and_png_become_rgb_jpegs_with_their_labels(archives):
         assert difference.mean() < 4  # CMYK is a JPEG of its own first
 
 
+def test_images_of_a_few_pixels_are_kept(archives):
+    train, synset = photos(), SYNSETS[0]
+    train[synset] |= {f"{synset}_9{side}.JPEG": image_file(texture(7)[:side, :5]) for side in (1, 7)}
+    write_archives(archives, train)
+    assert prepared(archives).examples["train"] == 20
+
+
 def test_damaged_images_are_named_and_left_out_only_when_that_is_allowed(archives):
     train, synset = photos(), SYNSETS[1]
     whole = photo(3)

@@ -35,7 +35,11 @@ def test_rows_come_in_the_order_asked_for():
         (np.zeros((0, 8, 8, 1), np.uint8), np.zeros(0, np.int32), "with n > 0"),
         (np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int64), r"labels must be int32 \[2\], got int64"),
         (np.zeros((2, 8, 8, 1), np.uint8), np.zeros(3, np.int32), r"labels must be int32 \[2\]"),
-        (np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 4], np.int32), "labels must be 0 .. 3 for 4 classes"),
+        (
+            np.zeros((2, 8, 8, 1), np.uint8),
+            np.array([0, 4], np.int32),
+            "labels of the data set must be 0 .. 3 for 4 classes, got 0 .. 4; TFDS gives -1 to what",
+        ),
         (np.zeros((2, 8, 8, 1), np.uint8), np.array([-1, 3], np.int32), "got -1 .. 3"),
     ],
 )

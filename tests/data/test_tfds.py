@@ -80,6 +80,25 @@ def test_a_set_too_large_for_memory_is_read_from_disk(toy, colours):
     assert (source.num_examples, source.num_classes, source.image_shape) == (17, 5, (6, 4, 3))
 
 
+class Few(list):
+    def __getitems__(self, keys):
+        return [self[key] for key in keys]
+
+
+def test_labels_that_are_no_class_are_refused_from_disk_too():
+    records = Few({"image": np.zeros((2, 2, 1), np.uint8), "label": label} for label in (0, -1, 4))
+    source = RecordSource(records, 5, (2, 2, 1), origin="toy")
+    assert source.rows(np.array([0, 2]))["label"].tolist() == [0, 4]
+    with pytest.raises(InputError, match=r"labels of toy must be 0 .. 4 for 5 classes, got -1 .. 0; TFDS gives -1"):
+        source.rows(np.array([0, 1]))
+
+
+def test_sixteen_bits_become_eight():
+    wide = np.array([[0, 256], [40_000, 65_535]], np.uint16)
+    source = RecordSource(Few([{"image": encoded(wide), "label": 0}]), 5, (2, 2, 1))
+    np.testing.assert_array_equal(source.rows(np.array([0]))["image"][0, ..., 0], wide >> 8)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_batches_from_disk_are_those_from_memory(toy, threads):
     memory = toy.load("train")

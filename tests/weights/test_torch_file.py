@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 import zipfile
+from contextlib import suppress
 
 import ml_dtypes
 import numpy as np
@@ -201,6 +202,19 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path):
     data = state_dict({"w": SIX, "b": SIX[:2]})
     for end in range(4, len(data) - 1, 7):
         refusal(tmp_path, data[:end])
+
+
+@settings(max_examples=300)
+@given(place=st.integers(0, 10**6), value=st.integers(0, 255))
+def test_a_changed_byte_of_the_directory_is_read_or_refused(tmp_path_factory, place, value):
+    """Names of members and their places stand at the end of a zip file."""
+    data = bytearray(state_dict({"w": SIX, "b": SIX[:2]}))
+    third = len(data) // 3
+    data[-1 - place % third] = value
+    path = tmp_path_factory.getbasetemp() / "changed.pth"
+    path.write_bytes(data)
+    with suppress(InputError):
+        read_torch(path)
 
 
 @settings(max_examples=300)

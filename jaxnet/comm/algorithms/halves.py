@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxnet.comm.algorithms.all_reduce import all_reduce
 from jaxnet.comm.algorithms.factor import Axis, digit_of, require_apart, summed_over
@@ -59,8 +60,9 @@ def between(axis: Axis, halves: Halves, inner: Reducer, piece_bytes: int | None)
         within = inner.plan(halves.share(spec, line.size), axis_sizes)
         require_apart(f"an all-reduce along {axis!r}", axis, within.collectives, axis_sizes)
         rounds = halves.rounds(line.size, spec.shape[0]) if line.size > 1 else ()
-        there = _planned(rounds, line, spec.dtype)
-        back = _planned([(backwards(hops), elements) for hops, elements in reversed(rounds)], line, spec.dtype)
+        dtype = jnp.dtype(spec.dtype).name
+        there = _planned(rounds, line, dtype)
+        back = _planned([(backwards(hops), elements) for hops, elements in reversed(rounds)], line, dtype)
         return Plan((*there, *within.collectives, *back), halves.multiple(line.size, within.multiple))
 
     return Reducer(init_fn, reduce_fn, plan_fn)

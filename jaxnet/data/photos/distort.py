@@ -46,9 +46,9 @@ class ColourJitter:
     def __call__(self, random: Random, picture: Picture) -> Picture:
         """Return a changed copy of an RGB image."""
         changes = [
-            _enhancer(ImageEnhance.Brightness, 1 + self.brightness * _signed(random)),
-            _enhancer(ImageEnhance.Contrast, 1 + self.contrast * _signed(random)),
-            _enhancer(ImageEnhance.Color, 1 + self.saturation * _signed(random)),
+            _enhancer(ImageEnhance.Brightness, _factor(random, self.brightness)),
+            _enhancer(ImageEnhance.Contrast, _factor(random, self.contrast)),
+            _enhancer(ImageEnhance.Color, _factor(random, self.saturation)),
             _hue_shifter(round(255 * self.hue * _signed(random))),
         ]
         for change in sorted(changes, key=lambda _: random.random()):
@@ -116,7 +116,7 @@ OPERATIONS: tuple[Callable[[Picture, float, int], Picture], ...] = (
 
 
 def _enhancer(enhance: Callable[[Picture], ImageEnhance._Enhance], factor: float) -> Callable[[Picture], Picture]:
-    return lambda picture: picture if factor == 1 else enhance(picture).enhance(max(0.0, factor))
+    return lambda picture: picture if factor == 1 else enhance(picture).enhance(factor)
 
 
 def _hue_shifter(by: int) -> Callable[[Picture], Picture]:
@@ -126,6 +126,13 @@ def _hue_shifter(by: int) -> Callable[[Picture], Picture]:
         return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
 
     return shift if by else lambda picture: picture
+
+
+def _factor(random: Random, by: float) -> float:
+    """Uniform in `[max(0, 1 - by), 1 + by]`, as on the device and in torchvision; 1 for by = 0."""
+    if by <= 1:
+        return 1 + by * _signed(random)
+    return (1 + by) * random.random()
 
 
 def _signed(random: Random) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,18 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from jaxnet.data.modes import to_mode
 from jaxnet.data.photos.crops import Box, Choose
 
 _FORMATS = ("JPEG", "PNG")
 _SHRINKS = (8, 4, 2)  # libjpeg has fast code for these; 8/5 is slower than decoding everything
+
+
+# What Pillow makes of broken bytes, as fuzzing found it.
+_BROKEN = (
+    *(OSError, SyntaxError, ValueError, EOFError, LookupError, ArithmeticError, TypeError, AttributeError),
+    *(struct.error, Image.DecompressionBombError),
+)
 
 
 class Damaged(Exception):
@@ -29,7 +38,7 @@ def pillow_decode(data: bytes, choose: Choose, size: int) -> np.ndarray:
         drafted = picture.draft(picture.mode, (width // shrink, height // shrink))  # None for what is not a JPEG
         by = drafted[1][2] / width if drafted else 1
         edges = (box.left * by, box.top * by, (box.left + box.width) * by, (box.top + box.height) * by)
-        return np.asarray(picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=edges))
+        return np.asarray(to_mode(picture, "RGB").resize((size, size), Image.Resampling.BILINEAR, box=edges))
 
 
 @contextmanager
@@ -42,8 +51,8 @@ def opened(data: bytes) -> Iterator[Image.Image]:
             yield picture
     except UnidentifiedImageError as error:
         raise Damaged("it is neither a JPEG nor a PNG image") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Damaged(" ".join(str(error).split())) from error
+    except _BROKEN as error:
+        raise Damaged(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 def quiet_pillow() -> None:

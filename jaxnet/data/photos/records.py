@@ -7,6 +7,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
+from jaxnet.data.labels import require_labels
 from jaxnet.data.photos.pillow import Damaged
 from jaxnet.errors import InputError
 
@@ -50,14 +53,19 @@ class PhotoRecords:
         return len(self.records)
 
     def read(self, row: int) -> tuple[bytes, int, str]:
-        """Return the encoded image, the label and the name of an example; Damaged if it cannot be read."""
+        """Return the encoded image, the label and the name of an example; Damaged if it cannot be read.
+
+        InputError if the label is none of a class.
+        """
         try:
             # One at a time, because TFDS needs twice the time for each of many.
             example = self.records[row]
         except (RuntimeError, OSError, ValueError, IndexError) as error:  # as ArrayRecord and TFDS raise them
             raise Damaged(" ".join(str(error).split())) from error
         name = example.get("file_name", b"")
-        return example[self.image_key], int(example[self.label_key]), _text(name)
+        label = int(example[self.label_key])
+        require_labels(np.array(label), self.num_classes, f"record {row} of {self.origin}")
+        return example[self.image_key], label, _text(name)
 
     def note(self, row: int, name: str, reason: Damaged) -> None:
         """Enter a damaged record in the account, and warn once; InputError if there are too many."""

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 from PIL import Image
 
+from jaxnet.data.modes import to_mode
 from jaxnet.data.photos.crops import Box, centre_box, random_box, short_side
 from jaxnet.data.photos.decoding import best_decoder
 from jaxnet.data.photos.distort import ColourJitter, RandAugment
@@ -80,7 +81,12 @@ class EvaluationView:
     def __call__(self, data: bytes) -> np.ndarray:
         """Return the view: uint8 [size, size, 3]; Damaged if it cannot be decoded."""
         with opened(data) as picture:
-            height, width = short_side(picture.height, picture.width, self.resize)
-            resized = picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-        top, left, _, _ = centre_box(height, width, self.size)
-        return np.asarray(resized.crop((left, top, left + self.size, top + self.size)))
+            return np.asarray(centred(to_mode(picture, "RGB"), self.size, self.resize))
+
+
+def centred(picture: Image.Image, size: int, resize: int) -> Image.Image:
+    """The square of side `size` in the centre, once the shorter side has been brought to `resize`."""
+    height, width = short_side(picture.height, picture.width, resize)
+    resized = picture.resize((width, height), Image.Resampling.BILINEAR)
+    top, left, _, _ = centre_box(height, width, size)
+    return resized.crop((left, top, left + size, top + size))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from jaxnet.data.modes import to_mode
 from jaxnet.data.photos.pillow import opened
 
 _SMALLEST = 8  # libjpeg decodes at 1/8 in half the time; all of the data is read nevertheless
@@ -28,11 +29,11 @@ def check_image(data: bytes) -> Checked:
     """Decode an image, and convert it if need be; Damaged if that fails."""
     with opened(data) as picture:
         if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
-            picture.draft(picture.mode, (picture.width // _SMALLEST, picture.height // _SMALLEST))
+            picture.draft(picture.mode, (max(1, picture.width // _SMALLEST), max(1, picture.height // _SMALLEST)))
             picture.load()
             return Checked(data)
         was = f"{picture.mode} {picture.format}"
-        return Checked(_jpeg(picture.convert("RGB")), was)
+        return Checked(_jpeg(to_mode(picture, "RGB")), was)
 
 
 def _jpeg(picture: Image.Image) -> bytes:
