@@ -114,7 +114,9 @@ def config_of(model: str, examples: int, epochs: float) -> Config:
         batch_size=64,
         eval_batch_size=500,
         eval_every_epochs=epochs,
-        optimizer=Optimizer(recipe.name, recipe.rate, warmup_epochs=epochs / 8, weight_decay=recipe.decay),
+        optimizer=Optimizer(
+            recipe.name, recipe.rate, nesterov=True, warmup_epochs=epochs / 8, weight_decay=recipe.decay
+        ),
         strategy="xla",
         checkpoints=Checkpoints(every_steps=10**9, keep=1),
         log=Log(tensorboard=False),

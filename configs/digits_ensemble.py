@@ -26,7 +26,7 @@ def get_config() -> Config:
         batch_size=64,
         eval_batch_size=64,
         eval_every_epochs=5,
-        optimizer=Optimizer("adamw", learning_rate=5e-3, warmup_steps=50, weight_decay=0.01),
+        optimizer=Optimizer("adamw", learning_rate=5e-3, nesterov=True, warmup_steps=50, weight_decay=0.01),
         augmentation=Augmentation(shift=1),
         label_smoothing=0.05,
         ensemble=Ensemble(members=4),

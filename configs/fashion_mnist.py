@@ -22,7 +22,7 @@ def get_config() -> Config:
         epochs=16,
         batch_size=256,
         eval_batch_size=1000,
-        optimizer=Optimizer("adamw", learning_rate=3e-3, warmup_steps=200, weight_decay=0.02),
+        optimizer=Optimizer("adamw", learning_rate=3e-3, nesterov=True, warmup_steps=200, weight_decay=0.02),
         augmentation=Augmentation(flip=True, shift=1),
         label_smoothing=0.05,
         log=Log(every_steps=50),

@@ -29,6 +29,7 @@ def get_config() -> Config:
         optimizer=Optimizer(
             "sgd",
             learning_rate=0.1,
+            nesterov=True,
             schedule="linear",
             warmup_epochs=2,
             weight_decay=5e-4,

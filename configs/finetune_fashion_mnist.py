@@ -29,6 +29,7 @@ def get_config() -> Config:
         optimizer=Optimizer(
             "sgd",
             learning_rate=0.02,
+            nesterov=True,
             warmup_steps=100,
             weight_decay=1e-4,
             groups=(("fc", 1.0), ("*", 0.1)),

@@ -31,7 +31,6 @@ def get_config() -> Config:
             milestones=(20 / 90, 40 / 90, 60 / 90, 80 / 90),
             factor=0.1,
             momentum=0.9,
-            nesterov=False,
             weight_decay=5e-4,
         ),
         checkpoints=Checkpoints(every_steps=5000),

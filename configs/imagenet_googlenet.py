@@ -31,7 +31,6 @@ def get_config() -> Config:
             schedule="polynomial",
             power=0.5,
             momentum=0.9,
-            nesterov=False,
             weight_decay=2e-4,
         ),
         checkpoints=Checkpoints(every_steps=20_000),

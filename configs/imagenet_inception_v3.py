@@ -32,7 +32,6 @@ def get_config() -> Config:
             milestones=tuple(step / 50 for step in range(1, 50)),
             factor=0.94,
             momentum=0.9,
-            nesterov=False,
             weight_decay=4e-5,
             clip_norm=2.0,
         ),

@@ -33,7 +33,6 @@ def get_config() -> Config:
             factor=0.1,
             warmup_epochs=5,
             momentum=0.9,
-            nesterov=False,
             weight_decay=1e-4,
         ),
         checkpoints=Checkpoints(every_steps=5000),

@@ -32,7 +32,6 @@ def get_config() -> Config:
             warmup_epochs=5,
             warmup_from=256 / 8192,
             momentum=0.9,
-            nesterov=False,
             weight_decay=1e-4,
         ),
         batch_norm="local",

@@ -32,7 +32,6 @@ def get_config() -> Config:
             schedule="linear",
             warmup_epochs=2,
             momentum=0.9,
-            nesterov=False,
             weight_decay=1e-4,
         ),
         resolutions=((0.0, 160), (0.75, 192)),

@@ -32,7 +32,6 @@ def get_config() -> Config:
             power=2.0,
             warmup_epochs=25,
             momentum=0.9,
-            nesterov=False,
             weight_decay=2e-4,
             trust_coefficient=0.001,
         ),

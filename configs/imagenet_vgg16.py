@@ -32,7 +32,6 @@ def get_config() -> Config:
             milestones=(0.25, 0.5, 0.75),
             factor=0.1,
             momentum=0.9,
-            nesterov=False,
             weight_decay=5e-4,
         ),
         checkpoints=Checkpoints(every_steps=5000),

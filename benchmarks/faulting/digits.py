@@ -90,7 +90,7 @@ def get_config() -> Config:
         batch_size=BATCH,
         eval_batch_size=72,
         eval_every_epochs=1000,
-        optimizer=Optimizer("adamw", learning_rate=1e-2, warmup_steps=10, weight_decay=0.01),
+        optimizer=Optimizer("adamw", learning_rate=1e-2, nesterov=True, warmup_steps=10, weight_decay=0.01),
         checkpoints=Checkpoints(every_steps=SAVE_EVERY),
         guard=Guard(check_replicas_every=10, on_difference="restore"),
         log=Log(every_steps=1, tensorboard=False),

@@ -50,9 +50,7 @@ def trainer(name: str, batch: int, dtype: str) -> Run:
         pixels=Pixels(networks.MEAN, networks.DEVIATION),
         epochs=1,
         batch_size=batch,
-        optimizer=Optimizer(
-            "sgd", networks.LEARNING_RATE, schedule="constant", momentum=networks.MOMENTUM, nesterov=False
-        ),
+        optimizer=Optimizer("sgd", networks.LEARNING_RATE, schedule="constant", momentum=networks.MOMENTUM),
     )
     experiment = prepare(config, mesh, data.load("train"))
     state = experiment.first_state()

@@ -71,7 +71,8 @@ class Config:
         resolutions: (part of the run, size): from there on training images have that height and width, such as
             ((0, 128), (0.5, 160)), on the command line 0:128,0.5:160; evaluation keeps its own. Empty: as they are.
         label_smoothing: part of the target spread over all classes.
-        average_decay: of the moving average of the parameters, which is then what is evaluated; None: no average.
+        average_decay: of the moving average of the parameters, which is then what is evaluated, with the running
+            averages of BatchNorm; less at first, (1 + n) / (10 + n) after n steps. None: no average.
         microbatches: parts that a device's share of a batch is taken in; gradients travel once.
         batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
             mean), of each host ('host'), or the whole ('global').

@@ -27,6 +27,25 @@ class Parts(NamedTuple):
     axes: tuple[str, ...]
 
 
+_NO_KERNELS = ("bias", "scale", "cls_token", "pos_embed")
+
+
+def decayed(params: PyTree) -> PyTree:
+    """Which leaves weight decay and rates by layer act on: kernels.
+
+    Not BatchNorm's scale and bias, nor other biases, of whatever shape, nor a ViT's class token and positions.
+
+    >>> import jax.numpy as jnp
+    >>> decayed({"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3), "query": {"bias": jnp.zeros((2, 3))}})
+    {'bias': False, 'kernel': True, 'query': {'bias': False}}
+    """
+
+    def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
+        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in _NO_KERNELS
+
+    return jax.tree.map_with_path(is_kernel, params)
+
+
 def clipped(limit: float, parts: Parts | None = None) -> optax.GradientTransformation:
     """Scale the gradient down to the global norm `limit` if it is larger. In parts: one float travels."""
 
@@ -43,7 +62,7 @@ def layer_rates(coefficient: float, weight_decay: float, parts: Parts | None = N
     """LARS: scale each layer's gradient to its weights (You, Gitman and Ginsburg, 2017).
 
     Weights w with the gradient g get `r (g + weight_decay w)`, `r = coefficient |w| / (|g| + weight_decay |w|)`, or
-    1 where that is 0 or undefined. Biases and BatchNorm's scales keep g, without decay, as is usual. In parts: two
+    1 where that is 0 or undefined. What is not `decayed` keeps g, without decay, as is usual. In parts: two
     floats a layer travel, in one message.
 
     With the coefficient 1 and no decay it is LAMB's, of updates that Adam has made and decay has been added to.
@@ -57,7 +76,7 @@ def layer_rates(coefficient: float, weight_decay: float, parts: Parts | None = N
         bound = grads + weight_decay * weights
         rates = jnp.where((weights > 0) & (bound > 0), coefficient * weights / jnp.where(bound > 0, bound, 1.0), 1.0)
         leaves, tree = jax.tree.flatten(updates)
-        kernels = [leaf.ndim > 1 for leaf in jax.tree.leaves(params if parts is None else parts.shapes)]
+        kernels = jax.tree.leaves(decayed(params if parts is None else parts.shapes))
         scaled = [
             rate.astype(g.dtype) * (g + weight_decay * w) if kernel else g
             for g, w, rate, kernel in zip(leaves, jax.tree.leaves(params), rates, kernels, strict=True)

@@ -3,13 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-import jax
 import optax
 
 from jaxnet.comm import Collective
 from jaxnet.comm.reducer import AxisSizes
 from jaxnet.training.groups import in_groups, moving
-from jaxnet.training.norms import Parts, clipped, layer_rates, norm_plan
+from jaxnet.training.norms import Parts, clipped, decayed, layer_rates, norm_plan
 
 PyTree = Any
 
@@ -33,9 +32,8 @@ class Optimizer:
         warmup_epochs: the same in epochs; set one of the two.
         warmup_from: where it begins, as a part of the peak.
         momentum: of SGD, LARS and RMSProp; b1 of AdamW and LAMB.
-        nesterov: Nesterov's momentum; not of LAMB.
-        weight_decay: added to the gradient by SGD, RMSProp and LARS, to the update by AdamW and LAMB; spares BatchNorm
-            and biases.
+        nesterov: Nesterov's momentum, which makes AdamW NAdamW (Dozat, 2016); not of LAMB.
+        weight_decay: added to the gradient by SGD, RMSProp and LARS, to the update by AdamW and LAMB; see `decayed`.
         clip_norm: scale the gradient down to this global norm; None: do not.
         trust_coefficient: of LARS: how far a step may move a layer, as a part of its norm.
         groups: (pattern, multiplier) of the learning rate of parameters whose path matches, such as ('head', 10) or
@@ -47,7 +45,7 @@ class Optimizer:
     schedule: Literal["cosine", "linear", "polynomial", "step", "constant"] = "cosine"
     warmup_steps: int = 0
     momentum: float = 0.9
-    nesterov: bool = True
+    nesterov: bool = False
     weight_decay: float = 0.0
     clip_norm: float | None = None
     trust_coefficient: float = 0.001
@@ -96,16 +94,6 @@ def learning_rate(config: Optimizer, total_steps: int) -> optax.Schedule:
         return main
     rising = optax.linear_schedule(peak * config.warmup_from, peak, warmup)
     return optax.join_schedules([rising, main], [warmup])
-
-
-def decayed(params: PyTree) -> PyTree:
-    """Which leaves weight decay acts on: kernels, not BatchNorm's scale and bias nor other biases.
-
-    >>> import jax.numpy as jnp
-    >>> decayed({"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3)})
-    {'bias': False, 'kernel': True}
-    """
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def make_optimizer(config: Optimizer, total_steps: int, parts: Parts | None = None) -> optax.GradientTransformation:

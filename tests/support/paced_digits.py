@@ -45,7 +45,7 @@ def get_config():
         batch_norm="global",
         epochs=STEPS * 64 / 1437,
         eval_every_epochs=1000,
-        optimizer=Optimizer("adamw", learning_rate=1e-2, warmup_steps=10, weight_decay=0.01),
+        optimizer=Optimizer("adamw", learning_rate=1e-2, nesterov=True, warmup_steps=10, weight_decay=0.01),
         checkpoints=Checkpoints(every_steps=SAVE_EVERY),
         log=Log(every_steps=1, tensorboard=False),
         compile_cache=os.environ.get("TESTS_COMPILE_CACHE", "compile_cache"),

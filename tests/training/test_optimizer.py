@@ -1,12 +1,16 @@
 """Schedules and optimizers against their formulas."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jaxnet.training.optimizer import Optimizer, decayed, learning_rate, make_optimizer
+from jaxnet.models.vit import vit_tiny
+from jaxnet.training.norms import decayed
+from jaxnet.training.optimizer import Optimizer, learning_rate, make_optimizer
 
 PARAMS = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "norm": {"scale": jnp.ones(2)}}
 ZEROS = {"dense": {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}, "norm": {"scale": jnp.zeros(2)}}
@@ -70,6 +74,21 @@ def followed(config, reference, params, steps=4):
             updates, states[at] = optimizer.update(grads, states[at], trees[at])
             trees[at] = optax.apply_updates(trees[at], updates)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *trees)
+
+
+def test_adamw_is_that_of_its_paper_and_with_nesterov_nadamw():
+    config = Optimizer("adamw", 0.05, "constant", weight_decay=0.1)
+    followed(config, optax.adamw(0.05, weight_decay=0.1, mask=decayed), PARAMS)
+    followed(replace(config, nesterov=True), optax.nadamw(0.05, weight_decay=0.1, mask=decayed), PARAMS)
+
+
+def test_of_a_vision_transformer_kernels_alone_are_decayed():
+    """The biases of attention have two dims, the class token and the positions three."""
+    params = jax.eval_shape(lambda: vit_tiny(10).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False))
+    found = jax.tree_util.tree_leaves_with_path(decayed(params["params"]))
+    names = {jax.tree_util.keystr(path[-1:], simple=True) for path, is_decayed in found if is_decayed}
+    assert names == {"kernel"}
+    assert sum(leaf.ndim > 1 for leaf in jax.tree.leaves(params["params"])) > sum(is_decayed for _, is_decayed in found)
 
 
 def test_lamb_is_that_of_optax_and_leaves_biases_to_adam():

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -119,6 +120,18 @@ def mean_plan(
     return together.plan([stats, scalars], axis_sizes).collectives
 
 
+def warmed_decay(decay: float, steps: jax.Array) -> jax.Array:
+    """The decay of a moving average after `steps` steps: `min(decay, (1 + steps) / (10 + steps))`.
+
+    Otherwise the random parameters of the start would stay in it for `1 / (1 - decay)` steps. As TensorFlow's
+    `ExponentialMovingAverage` with `num_updates` has it, by which Inception was trained.
+
+    >>> [round(float(warmed_decay(0.9, jnp.array(steps))), 2) for steps in (0, 10, 1000)]
+    [0.1, 0.55, 0.9]
+    """
+    return jnp.minimum(decay, (1.0 + steps) / (10.0 + steps))
+
+
 def update_state(
     state: TrainState,
     grads: PyTree,
@@ -131,5 +144,5 @@ def update_state(
     params = optax.apply_updates(state.params, updates)
     average = state.average
     if average_decay is not None:
-        average = optax.incremental_update(params, state.average, 1 - average_decay)
+        average = optax.incremental_update(params, state.average, 1 - warmed_decay(average_decay, state.step))
     return state._replace(step=state.step + 1, params=params, stats=stats, optimizer=optimizer_state, average=average)

@@ -13,7 +13,7 @@ from jaxnet.comm import AXES, Averaging, Block, Collective, Reducer, Strategy
 from jaxnet.comm.reducer import BOUND_AXES
 from jaxnet.comm.vma import same_along, varying_axes
 from jaxnet.training.loss import Batch, LossFn, PyTree
-from jaxnet.training.steps.device_step import Metrics, StepFn, update_state
+from jaxnet.training.steps.device_step import Metrics, StepFn, update_state, warmed_decay
 from jaxnet.training.steps.finite import NOT_FINITE, SKIPPED, Skip
 from jaxnet.training.steps.gradients import example_keys, loss_gradient
 from jaxnet.training.steps.state import TrainState
@@ -101,7 +101,8 @@ def local_step(
             moves, found = synchronous & (metrics[SKIPPED] == 0), {NOT_FINITE: metrics.pop(NOT_FINITE)}
         state, metrics = _round_end(state, metrics, ends, averaging, devices, mean)
         if average_decay is not None:
-            kept = jnp.where(moves, average_decay, jnp.where(ends, average_decay**averaging.every, 1.0))
+            decay = warmed_decay(average_decay, state.step - 1)
+            kept = jnp.where(moves, decay, jnp.where(ends, decay**averaging.every, 1.0))
             state = state._replace(average=optax.incremental_update(state.params, state.average, 1 - kept))
         # Between rounds these are the device's own, and nothing travels only to have them read.
         return state, jax.tree.map(lambda value: same_along(value, AXES), metrics | found)

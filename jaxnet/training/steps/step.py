@@ -41,7 +41,8 @@ class StepOptions:
             program; 'pmap': as shard_map through the older `jax.pmap`, which has one mesh axis; 'pieces': several
             programs, launched from two threads, on one device a process.
         microbatches: parts that a device's share of the batch is taken in; gradients travel once.
-        average_decay: `d` of the moving average of parameters, `a = d a + (1 - d) p`; None keeps none.
+        average_decay: `d` of the moving average of parameters, `a = d a + (1 - d) p`, less at first (`warmed_decay`);
+            None keeps none.
         order: leaves in the order in which backward produces them (`backward_order`); None: the tree's.
         all_reduce: sums metrics and running averages; of the same transport as the strategy.
         ranks: processes that MPI joins, each with a mesh of its own.
