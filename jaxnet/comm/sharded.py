@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxnet.comm.algorithms.stages import Stages, gather_message, gather_plan, scatter_message, scatter_plan
 from jaxnet.comm.buckets.packing import pack, unpack
-from jaxnet.comm.buckets.plan import Bucket, BucketPlan, plan_buckets
+from jaxnet.comm.buckets.plan import Bucket, BucketPlan, plan_buckets, require_cap
 from jaxnet.comm.collective import axes_size
 from jaxnet.comm.dtypes import require_summable
 from jaxnet.comm.parts import part_shapes, rows_of, whole_of
@@ -82,6 +82,7 @@ def sharded(*stages: str | tuple[str, ...], bucket_bytes: int | None, split: boo
     """
     order: Stages = tuple((stage,) if isinstance(stage, str) else stage for stage in stages)
     axes = tuple(axis for stage in order for axis in stage)
+    require_cap(bucket_bytes)
 
     def layout(leaves: _Leaves, devices: int) -> BucketPlan:
         cap = None if bucket_bytes is None else max(1, bucket_bytes // devices)

@@ -335,6 +335,14 @@ def test_other_modes_are_refused_with_the_way_out(name, mode):
         prepare(config_of(name, mode=mode), comm.make_mesh(1), Digits().load("train"))
 
 
+@pytest.mark.parametrize("given", [{"block_momentum": 2.0}, {"block_momentum": -0.1}, {"block_rate": 0.0}])
+def test_a_filter_that_would_grow_without_end_is_refused(given):
+    with pytest.raises(
+        ValueError, match=r"block filtering: momentum must be at least 0 and below 1, or none, and rate"
+    ):
+        bmuf(3, **given)
+
+
 def test_a_step_in_another_mode_is_refused():
     with pytest.raises(ValueError, match="gives each device parameters of its own: it takes mode 'shard_map'"):
         tiny.setup(tiny.cnn(), "local_sgd", mode="pmap")

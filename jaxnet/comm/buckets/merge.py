@@ -6,6 +6,8 @@ is ready first waits for the other. Pure Python, seconds and bytes.
 
 from collections.abc import Sequence
 
+from jaxnet.comm.buckets.plan import require_cap
+
 Groups = Sequence[Sequence[int]]
 
 
@@ -66,6 +68,7 @@ def merge_up_to(most_bytes: int, sizes_bytes: Sequence[int]) -> tuple[tuple[int,
     >>> merge_up_to(10, [4, 4, 4, 20, 1])
     ((0, 1), (2,), (3,), (4,))
     """
+    require_cap(most_bytes)
     groups: list[tuple[int, ...]] = []
     room = 0
     for leaf, size in enumerate(sizes_bytes):

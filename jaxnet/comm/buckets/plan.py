@@ -85,8 +85,8 @@ def plan_buckets(
     >>> [bucket.padded for bucket in plan_buckets([a, b], 16, multiple=4).buckets]
     [4, 4, 4]
     """
-    if bucket_bytes is not None and bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
+    require_cap(bucket_bytes)
+    require_cap(first_bucket_bytes, "first_bucket_bytes")
     dtypes, sizes = _dtypes(leaves), _sizes(leaves)
     groups: list[tuple[str, list[Piece]]] = []
     for dtype in dict.fromkeys(dtypes):
@@ -138,6 +138,12 @@ def _plan(leaves: Sequence[Leaf], groups: Sequence[tuple[str, list[Piece]]], mul
 def _bucket(dtype: str, pieces: list[Piece], multiple: int) -> Bucket:
     size = sum(piece.size for piece in pieces)
     return Bucket(dtype, tuple(pieces), -(-size // multiple) * multiple)
+
+
+def require_cap(most_bytes: int | None, name: str = "bucket_bytes") -> None:
+    """Raise ValueError, which names it, unless the cap of a message is a byte at least, or None."""
+    if most_bytes is not None and most_bytes < 1:
+        raise ValueError(f"{name} must be at least 1, got {most_bytes}")
 
 
 def _caps(bucket_bytes: int | None, first_bucket_bytes: int | None, itemsize: int) -> Iterator[int | None]:

@@ -13,6 +13,7 @@ _DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
     "s64": "int64", "s32": "int32", "s16": "int16", "s8": "int8",
     "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "pred": "bool",
+    "c64": "complex64", "c128": "complex128",
 }  # fmt: skip
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\(")
@@ -142,6 +143,8 @@ def _arrays(shape: str, kind: str, *, started: bool, size: int) -> tuple[tuple[s
         (_DTYPES.get(dtype, dtype), math.prod(int(n) for n in dims.split(",") if n))
         for dtype, dims in _ARRAY.findall(shape)
     ]
+    if started and kind == "collective-permute" and arrays[2:] and set(arrays[2:]) == {("uint32", 1)}:
+        arrays = arrays[:2]  # what the GPU's backend keeps of it stands behind the operand and the result
     if started and kind != "all-reduce":
         # An asynchronous start yields its operands, then its results (all-reduce only the results).
         arrays = arrays[len(arrays) // 2 :]

@@ -22,7 +22,7 @@ def compiler_options(platform: str) -> dict[str, str | int | bool]:
     if platform == "cpu":
         return {"xla_disable_hlo_passes": ",".join(_CPU_PASSES)}
     if platform in ("gpu", "cuda", "rocm"):
-        kinds = ("all_reduce", "all_gather", "reduce_scatter")
+        kinds = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
         thresholds: dict[str, str | int | bool] = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 for kind in kinds}
         return {**thresholds, "xla_gpu_enable_latency_hiding_scheduler": True}
     return {}

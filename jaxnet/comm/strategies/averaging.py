@@ -15,6 +15,13 @@ class Block:
     momentum: float | None = None
     rate: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not (self.momentum is None or 0 <= self.momentum < 1) or not self.rate > 0:
+            raise ValueError(
+                "block filtering: momentum must be at least 0 and below 1, or none, and rate above 0; got "
+                f"momentum={self.momentum}, rate={self.rate}"
+            )
+
     def momentum_among(self, devices: int) -> float:
         """The momentum, given how many devices there are."""
         return 1 - 1 / devices if self.momentum is None else self.momentum

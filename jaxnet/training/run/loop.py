@@ -90,8 +90,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._settings = flatten(self.config)
-        self._pace = Pace(self.config.log.every_steps)
         self._rates = Rates(self.experiment.learning_rate, self.config.log.every_steps)
+        self._pace = Pace(self.config.log.every_steps)  # last: its clock runs from here
 
     def run(self, state: TrainState, batches: Stream, step: int) -> Outcome:
         """Train from `step` to the end or to a signal, and save the last state."""
