@@ -112,11 +112,11 @@ def test_large_leaves_are_cut_into_equal_parts():
 
 
 def test_a_cap_below_one_byte_is_refused():
-    with pytest.raises(ValueError, match="^bucket_bytes must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^bucket_bytes must be at least 1, got 0"):
         plan_buckets([], 0)
     with pytest.raises(ValueError, match="first_bucket_bytes must be at least 1, got -1"):
         plan_buckets([], 8, first_bucket_bytes=-1)
-    with pytest.raises(ValueError, match="^bucket_bytes must be at least 1, got -5"):
+    with pytest.raises(ValueError, match=r"^bucket_bytes must be at least 1, got -5"):
         merge_up_to(-5, [4])
-    with pytest.raises(ValueError, match="^bucket_bytes must be at least 1, got -5"):
+    with pytest.raises(ValueError, match=r"^bucket_bytes must be at least 1, got -5"):
         sharded("device", bucket_bytes=-5)
