@@ -127,7 +127,8 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
     config, experiment, workdir, place, ledger = run.config, run.experiment, run.workdir, run.place, run.ledger
     first_step, primary, ranks = run.beginning.step, place.primary, place.cluster.ranks
-    if primary:
+    goes_on = first_step < experiment.total_steps
+    if primary and (goes_on or not (workdir / "config.json").exists()):
         write_whole(workdir / "config.json", to_json(config))
     written = Records(workdir, tensorboard=config.log.tensorboard, fence=run.fence) if primary else NoRecords()
     with (
@@ -136,6 +137,8 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
         closing(stream(config, experiment, place, run.source, first_step)) as batches,
     ):
         display.say(to_json(config) if run.beginning.fresh else f"continuing {workdir} from step {first_step}")
+        if not goes_on:
+            display.say(f"nothing to train: this config ends at step {experiment.total_steps}")
         display.say(plan_text(experiment, place.mesh, run.step.check))
         if not run.step.check.ok:
             display.say(f"warning: {run.step.check.explain()}")

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from jaxnet.errors import InputError
 from jaxnet.inference.network import Network
 from jaxnet.weights import file_digest
+from jaxnet.weights.variables_file import open_to_others
 
 FORMAT = "jaxnet exported network 1"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -101,6 +102,7 @@ def _exported(network: Network, batch: int | None, platforms: Sequence[str], sep
 def _write_weights(network: Network, path: Path) -> str:
     scratch = path.with_name(f"{path.name}.tmp")
     save_file({name: np.asarray(leaf) for name, leaf in network.weights.items()}, scratch)
+    open_to_others(scratch)
     digest = file_digest(scratch)
     scratch.replace(path)
     return digest

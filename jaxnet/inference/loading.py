@@ -15,7 +15,7 @@ from jaxnet.errors import InputError
 from jaxnet.inference.exported import load_exported
 from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
 from jaxnet.inference.predictor import Predictor, batch_sizes
-from jaxnet.inference.rebuild import rebuilt_data, rebuilt_model, rebuilt_pixels
+from jaxnet.inference.rebuild import as_trained, rebuilt_data, rebuilt_model, rebuilt_pixels
 from jaxnet.inference.weights_file import network_of_weights
 from jaxnet.models import network_options
 from jaxnet.training.ensemble import member_of
@@ -139,17 +139,17 @@ def _of_this_program(path: Path) -> Iterator[None]:
 
 
 def _architecture(found: Found, config: str | Path | None) -> Architecture:
-    where = str(found.path)
-    if config is not None:
-        given = load_config(config)
-        return Architecture(given.model, given.pixels, _inputs(found.extra, lambda: given.data), given.ensemble.members)
-    settings = found.extra["config"]
-    model = rebuilt_model(settings, where)
+    where, settings = str(found.path), found.extra["config"]
     pixels = rebuilt_pixels(settings, where)
+    if config is None:
+        model, data = rebuilt_model(settings, where), lambda: rebuilt_data(settings, where)
+    else:  # it says what the classes are; their fields are those of the run, which overrides may have changed
+        given = load_config(config)
+        model, data = as_trained(given.model, settings, "model."), lambda: given.data
     members = settings.get("ensemble.members", 1)  # a run from before there were ensembles does not say
     if not isinstance(members, int) or members < 1:
         raise InputError(f"{where}: ensemble.members is {members!r:.80}, wanted a number of at least 1")
-    return Architecture(model, pixels, _inputs(found.extra, lambda: rebuilt_data(settings, where)), members)
+    return Architecture(model, pixels, _inputs(found.extra, data), members)
 
 
 def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs:

@@ -3,6 +3,7 @@
 Settings are what `jaxnet.training.settings.keys.flatten` writes: of an object its class, of its fields their values.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import jaxnet.data
 import jaxnet.models
 from jaxnet.errors import InputError
 from jaxnet.training.loss import Pixels
-from jaxnet.training.settings.keys import key_values
+from jaxnet.training.settings.keys import field_types, is_group, is_plain, key_values
 from jaxnet.training.settings.typed_value import conforms, describe
 
 Settings = Mapping[str, Any]
@@ -66,6 +67,25 @@ def rebuilt(settings: Settings, key: str, known: Mapping[str, type], where: str)
         if not conforms(value, kind):
             raise InputError(f"{where}: {key}.{path} is {value!r:.60}, wanted {describe(kind)}")
     return made
+
+
+def as_trained(given: Any, settings: Settings, prefix: str) -> Any:
+    """An object of a config with the plain values that the run had under `prefix`, as `strides=2` on its command line.
+
+    >>> as_trained(Pixels(), {"pixels.mean": [0.1], "pixels.other": 3}, "pixels.").mean
+    (0.1,)
+    """
+    if not is_group(given):
+        return given
+    changed = {}
+    for name, kind in field_types(given).items():
+        old, key = getattr(given, name), f"{prefix}{name}"
+        new = _tuples(settings.get(key, old))
+        if is_group(old):
+            changed[name] = as_trained(old, settings, f"{key}.")
+        elif is_plain(old) and conforms(new, kind) and new != old:
+            changed[name] = new
+    return dataclasses.replace(given, **changed) if changed else given
 
 
 def _tuples(value: Any) -> Any:

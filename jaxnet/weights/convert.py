@@ -75,7 +75,8 @@ def _arranged(tensor: np.ndarray, variable: str, dims: int, flattened: Map | Non
         return tensor.transpose(2, 3, 1, 0)
     if dims != 2 or tensor.ndim not in (2, 4):
         return None
-    rows = tensor.reshape(len(tensor), -1)  # a convolution over the whole map is a dense layer too
+    # A convolution over the whole map is a dense layer too.
+    rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
     if flattened is not None and rows.shape[1] == math.prod(flattened):
         height, width, channels = flattened
         rows = rows.reshape(-1, channels, height, width).transpose(0, 2, 3, 1).reshape(rows.shape)

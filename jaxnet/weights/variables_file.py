@@ -38,6 +38,13 @@ class About(NamedTuple):
     std: Sequence[float] | None = None
 
 
+def open_to_others(path: Path) -> None:
+    """Give a file the mode of any new one; safetensors lets nobody else read its own."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def write_variables(path: Path, variables: Mapping[str, np.ndarray], about: About) -> None:
     """Write the file, whole or not at all.
 
@@ -49,6 +56,7 @@ def write_variables(path: Path, variables: Mapping[str, np.ndarray], about: Abou
     try:
         try:
             safetensors.numpy.save_file(dict(variables), staged, metadata)
+            open_to_others(staged)
             with staged.open("rb") as stream:
                 os.fsync(stream.fileno())
             staged.replace(path)

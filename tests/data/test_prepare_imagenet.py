@@ -133,6 +133,13 @@ def test_damaged_images_are_named_and_left_out_only_when_that_is_allowed(archive
     assert prepared(archives) == done  # what was prepared before tells the same
 
 
+def test_a_part_that_was_prepared_before_does_not_pass_for_all(archives):
+    done = prepared(archives)
+    with pytest.raises(InputError, match=r"was prepared before from a part of ImageNet: train 18, .* --allow-partial"):
+        prepared(archives, allow_partial=False)
+    assert prepared(archives.parent / "nowhere") == done
+
+
 def _prepare_with_counts(archives: Path) -> None:
     """Prepare, taking these numbers of images for the official ones."""
     with pytest.MonkeyPatch.context() as patch:

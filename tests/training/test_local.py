@@ -337,9 +337,7 @@ def test_other_modes_are_refused_with_the_way_out(name, mode):
 
 @pytest.mark.parametrize("given", [{"block_momentum": 2.0}, {"block_momentum": -0.1}, {"block_rate": 0.0}])
 def test_a_filter_that_would_grow_without_end_is_refused(given):
-    with pytest.raises(
-        ValueError, match=r"block filtering: momentum must be at least 0 and below 1, or none"
-    ):
+    with pytest.raises(ValueError, match=r"block filtering: momentum must be at least 0 and below 1, or none"):
         bmuf(3, **given)
 
 

@@ -1,5 +1,7 @@
 """Converted weights compute what the same network computes in PyTorch's layout; every name is accounted for."""
 
+import os
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from jaxnet.weights import Target, convert, target_of
 from jaxnet.weights.convert import converted, torch_shape
 from jaxnet.weights.names import tensor_name
 from jaxnet.weights.report import Misfit
+from jaxnet.weights.variables_file import About, write_variables
 
 IMAGE = (6, 5, 4)  # height, width and channels differ, so that no two are confused
 
@@ -89,6 +92,26 @@ def test_a_convolution_over_the_whole_map_is_a_dense_layer(target):
     as_conv = {"classifier.0.weight": tensors["classifier.0.weight"].reshape(5, 8, 4, 4)}
     one, two = (convert({**tensors, **given}, target)[0] for given in ({}, as_conv))
     jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def test_a_classifier_without_rows_does_not_fit(target):
+    empty = {"classifier.2.weight": np.zeros((0, 5), np.float32), "classifier.2.bias": np.zeros(0, np.float32)}
+    _, report = convert({**tensors_for(target), **empty}, target)
+    assert {misfit.tensor for misfit in report.other_classes} == set(empty)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_file_of_weights_has_the_mode_of_any_other(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_variables(
+            tmp_path / "a.safetensors",
+            {"w": np.zeros(2, np.float32)},
+            About("cnn", 10, "torchvision", "a.pth", "0" * 64),
+        )
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == mode
 
 
 def test_every_name_that_does_not_match_is_reported(target):

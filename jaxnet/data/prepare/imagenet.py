@@ -63,7 +63,10 @@ def prepare_imagenet(
     """
     watch, root = watch or Watch(), data_directory(data_dir)
     if is_prepared(builder := find_builder(_NAME, root)):
-        return read_prepared(builder.info)
+        done = read_prepared(builder.info)
+        _require_whole(done, allow_partial)
+        watch.say(f"{done.directory} was prepared before; nothing is read from {manual_dir}")
+        return done
     quiet_pillow()
     archives = {"train": manual_dir / TRAIN, "validation": manual_dir / VALIDATION}
     work = _workplace(root, archives, num_shards, watch)
@@ -145,6 +148,16 @@ def _require_counts(entries: dict[str, np.ndarray], archives: dict[str, Path]) -
         if size not in _CLASS_SIZES:
             wrong = f"{size:,} images of class {label}, wanted {_CLASS_SIZES[0]} to {_CLASS_SIZES[-1]}"
             raise InputError(f"{archives['train']} holds {wrong}. {hint}")
+
+
+def _require_whole(done: Prepared, allow_partial: bool) -> None:
+    """What was prepared before must not pass for all of ImageNet if it is a part."""
+    if not allow_partial and done.examples != _EXAMPLES:
+        told = lambda counts: ", ".join(f"{split} {count:,}" for split, count in counts.items())  # noqa: E731
+        raise InputError(
+            f"{done.directory} was prepared before from a part of ImageNet: {told(done.examples)}, wanted "
+            f"{told(_EXAMPLES)}. Remove it and start again, or keep it with --allow-partial"
+        )
 
 
 def _tasks(

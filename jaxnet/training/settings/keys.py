@@ -60,10 +60,17 @@ def _shown(value: Any) -> Any:
     return f"{type(value).__module__}.{type(value).__qualname__}" if is_group(value) else _plain(value)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether JSON holds the value as it is, a tuple as a list."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if is_plain(value):
         return value
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))  # else a function would be another one in each process
 
