@@ -79,6 +79,15 @@ def test_a_run_that_was_killed_before_its_summary_gets_one(tmp_path):
     assert json.loads(path.read_text()) == again
 
 
+def test_a_config_that_trains_nothing_is_not_written_down(tmp_path, capsys):
+    """The weights that lie there are of the one before."""
+    train.train(config_of(steps=20), tmp_path, quiet=True)
+    before = (tmp_path / "config.json").read_text()
+    train.train(config_of(steps=10, seed=3), tmp_path, allow_config_change=True)
+    assert (tmp_path / "config.json").read_text() == before
+    assert "nothing to train: this config ends at step 10" in "".join(capsys.readouterr())
+
+
 def test_a_line_is_on_the_disk_at_once(tmp_path):
     records = Records(tmp_path, tensorboard=False)
     records.write(1, "train", {"loss": 0.5})
