@@ -31,7 +31,7 @@ class Plan:
     Attributes:
         collectives: every collective of one reduction, in the order in which they are issued.
         multiple: messages must have a multiple of this many elements.
-        buckets: how leaves map to messages; None for a bucket reducer.
+        buckets: how leaves map to messages; None where none are cut from leaves: of a bucket reducer, and of PowerSGD.
     """
 
     collectives: tuple[Collective, ...]

@@ -69,8 +69,8 @@ def measure_collectives(
     """Measure every transfer of `transfers` over each of `axes` with messages of `sizes` bytes.
 
     Every process must call it with the same arguments. The second result is the peak of each axis in bytes a
-    second: the best busbw (of a median) among the backend's own collectives with messages of 1 MiB and more, those of
-    the table and those of `probes`.
+    second: the best busbw of any call among the backend's own collectives with messages of 1 MiB and more, those of the
+    table and those of `probes`.
     """
     rows, peaks = [], {}
     for over in axes:

@@ -30,7 +30,7 @@ class Log:
     """What a run writes down.
 
     Attributes:
-        every_steps: a line in metrics.jsonl, the mean over so many steps.
+        every_steps: a line in metrics.jsonl, the mean over so many steps; the first after a resume, over those since.
         tensorboard: write TensorBoard files as well.
         hlo: write the compiled step's programs to the workdir (hlo/).
     """

@@ -23,8 +23,6 @@ from jaxnet.data.prepare.images import Checked, check_image
 from jaxnet.errors import InputError
 
 Encode = Callable[[bytes, int, str], bytes]  # an image's file, label and name, as a record
-
-
 _AT_ONCE = 128  # images in memory: some 14 MB of ImageNet's
 
 
