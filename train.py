@@ -48,7 +48,7 @@ from jaxnet.training.run.summary import kept_summary, summarize
 from jaxnet.training.run.workdir import Fence, finished, opened
 from jaxnet.training.settings.file import load_config
 from jaxnet.training.settings.keys import to_json
-from jaxnet.training.settings.recipe import endless_warmup
+from jaxnet.training.settings.recipe import strange
 
 
 class Run(NamedTuple):
@@ -109,8 +109,9 @@ def ready(
     checkpoints = open_checkpoints(config, workdir, place, fence)
     during.enter_context(finished(checkpoints, place, alarm))
     beginning = begin(config, experiment, place, checkpoints)
-    if place.primary and (warning := endless_warmup(config, experiment.steps_per_epoch, experiment.total_steps)):
-        say_warning(warning)
+    for warning in strange(config, source.image_shape, experiment.steps_per_epoch, experiment.total_steps):
+        if place.primary:
+            say_warning(warning)
 
     # ---- Step: compiled once for each size of images, and checked against the plan ------------------------
     step = compile_step(experiment, beginning.state, place, ledger)

@@ -137,6 +137,8 @@ def _require_place(file: Path, out: Path) -> None:
         raise InputError(f"--out {out}: there is no directory {out.parent}")
     if out.exists() and (out.is_dir() or (file.exists() and out.samefile(file))):
         raise InputError(f"--out {out} is {'a directory' if out.is_dir() else 'the file to read'}; give another name")
+    if out.suffix != ".safetensors":  # by which `predict` knows it
+        raise InputError(f"--out {out}: wanted a file name that ends in .safetensors")
 
 
 def _refusal(file: Path, model: str, report: "Report") -> str:

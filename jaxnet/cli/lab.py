@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from jaxnet.cli.launchers.common import add_devices, add_words, command_of
 from jaxnet.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
@@ -41,15 +42,11 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument("--hosts", type=positive, required=True, metavar="N", help="how many hosts")
     parser.add_argument("--rate", metavar="RATE", help="of each link, such as 1gbit or 250mbit; default unlimited")
     parser.add_argument("--processes-per-host", type=positive, default=1, metavar="P", help="default 1")
-    parser.add_argument(
-        "--devices-per-process", type=positive, metavar="D", help="let each process emulate D devices on the CPU"
-    )
+    add_devices(parser)
     parser.add_argument(
         "--cpus-per-host", type=positive, metavar="C", help="give each host C CPU cores of its own; default: share all"
     )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: a .py file or a program"
-    )
+    add_words(parser)
     parser.set_defaults(run=run)
 
 
@@ -58,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     from jaxnet.cluster.lab.rate import parse_rate
     from jaxnet.cluster.lab.run import Lab, run_lab
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
     rate = None if args.rate is None else parse_rate(args.rate)
     lab = Lab(args.hosts, rate, args.processes_per_host, args.devices_per_process, args.cpus_per_host)
-    return run_lab(command, lab)
+    return run_lab(command_of(args), lab)

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from jaxnet.cli.launchers import kubernetes, mpi, sky, slurm, ssh, tpu
-from jaxnet.cli.launchers.common import not_negative
+from jaxnet.cli.launchers.common import add_devices, add_words, command_of, not_negative
 from jaxnet.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
@@ -46,15 +46,10 @@ def add_parser(commands: "Commands") -> None:
 def _add_local(kinds: "Commands") -> None:
     local = kinds.add_parser("local", help="on this machine", usage=_USAGE, description=_LOCAL, epilog=_EXAMPLES)
     local.add_argument("--processes", type=positive, required=True, metavar="N", help="how many processes")
-    local.add_argument(
-        "--devices-per-process",
-        type=positive,
-        metavar="D",
-        help="let each process emulate D devices on the CPU",
-    )
+    add_devices(local)
     local.add_argument("--max-restarts", type=not_negative, default=0, metavar="R", help=_RESTARTS)
     local.add_argument("--min-processes", type=positive, metavar="M", help=_FEWEST)
-    local.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: a .py file or a program")
+    add_words(local)
     local.set_defaults(run=run_local)
 
 
@@ -62,9 +57,8 @@ def run_local(args: argparse.Namespace) -> int:
     """Run `jaxnet launch local`."""
     from jaxnet.cluster.local import launch_local
 
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
     return launch_local(
-        command,
+        command_of(args),
         args.processes,
         args.devices_per_process,
         max_restarts=args.max_restarts,

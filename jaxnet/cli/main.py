@@ -1,5 +1,6 @@
 """The `jaxnet` command: each sub-command is a module with `add_parser`, which names what it runs."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -21,7 +22,7 @@ from jaxnet.cli import (
 )
 from jaxnet.cli.parser import Parser
 from jaxnet.cluster.huge_pages import use_huge_pages
-from jaxnet.errors import exit_cleanly
+from jaxnet.errors import drop, exit_cleanly, say
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
 _COMMANDS = (launch, lab, doctor, plan, strategies, models, import_, predict, export, bench, timeline, report, data)
@@ -50,7 +51,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if argv is None:
         use_huge_pages()
     given = sys.argv[1:] if argv is None else argv
-    exit_cleanly(lambda: run(given))
+    exit_cleanly(lambda: _to_the_end(given))
+
+
+def _to_the_end(argv: Sequence[str]) -> int:
+    """`run`, with status 1 where its output is not taken to the end; in silence if nobody reads it, as by `| head`."""
+    try:
+        status = run(argv)
+        sys.stdout.flush()  # here, where it can still be told that this fails
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and (error.errno != errno.ENOSPC or error.filename is not None):
+            raise
+        drop(sys.stdout, error)
+        if not isinstance(error, BrokenPipeError):
+            say(f"error: the output cannot be written: {error.strerror}")
+        return 1
+    return status
 
 
 def run(argv: Sequence[str]) -> int:

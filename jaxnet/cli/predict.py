@@ -59,6 +59,7 @@ def add_choice(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, classify, print."""
+    from jaxnet.data.modes import PILLOW_MODES
     from jaxnet.data.photos.pillow import quiet_pillow
     from jaxnet.inference import load
     from jaxnet.inference.answers import read_labels
@@ -68,14 +69,15 @@ def run(args: argparse.Namespace) -> int:
     quiet_pillow()
     choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}
     predictor = load(args.trained, **choice, batch=args.batch)
+    if (channels := predictor.inputs.image_shape[-1]) not in PILLOW_MODES:
+        raise InputError(
+            f"{args.trained} takes images of {channels} channels, and files give {', '.join(map(str, PILLOW_MODES))}; "
+            "give it arrays in Python: jaxnet.inference.load(...)(images)"
+        )
     if args.labels:
         names = read_labels(args.labels, predictor.inputs.num_classes)
         predictor.inputs = dataclasses.replace(predictor.inputs, class_names=names)
-    try:
-        return _print(predictor, args)
-    except BrokenPipeError:  # as `| head` does; what Python would still write at its end goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _DAMAGED_STATUS
+    return _print(predictor, args)
 
 
 def _print(predictor: "Predictor", args: argparse.Namespace) -> int:

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 List the communication strategies, with what can be set of them: strategy=NAME:key=value. With a config, also what each
-would send in a training step of that model: collectives, bytes that each device sends over each axis, and their sum
-beside that of one flat all-reduce. Bytes are the fewest that the operation needs; a permute counts for all devices,
-though in a tree few of them send. Where parameters travel every so many steps, messages are those of one such step and
-bytes the mean over the run."""
+would send in a training step of that model: collectives, bytes that the busiest device sends over each axis, and their
+sum beside that of one flat all-reduce. Bytes are the fewest that the operation needs. Where parameters travel every so
+many steps, messages are those of one such step and bytes the mean over the run."""
 
 _EXAMPLES = """\
 examples:
@@ -81,7 +80,7 @@ def _row(strategy: "Strategy") -> dict[str, Any]:
         "schedule": strategy.schedule,
         "exact": strategy.exact,
         "summary": strategy.summary,
-        "settings": settings_of(strategy.name.partition(":")[0]),
+        "settings": settings_of(strategy.name),
     }
 
 
@@ -135,7 +134,7 @@ def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: i
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     axes = list(dict.fromkeys(axis for row in rows for axis in row.get("wire_bytes_per_axis", ())))
     heads = "".join(f"{axis:>14}" for axis in axes)
-    yield f"{'':<17} {'':<8} {'':>8}  bytes that each device sends in a step over"
+    yield f"{'':<17} {'':<8} {'':>8}  bytes that the busiest device sends in a step over"
     yield f"{'strategy':<17} {'schedule':<8} {'messages':>8}{heads}  of flat"
     for row in rows:
         start = f"{row['name']:<17} {row['schedule']:<8}"

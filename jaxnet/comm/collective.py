@@ -1,7 +1,8 @@
 """A collective operation as a plan names it: what travels, over which axes, at what cost in bytes."""
 
+import itertools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -63,13 +64,29 @@ def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
     return math.prod(axis_sizes[axis] for axis in axes)
 
 
-def wire_bytes_per_axis(collectives: Iterable[Collective]) -> dict[str, int]:
-    """Bytes that each device sends in one step, by the axes they travel over (`'host'`, `'host+device'`).
+def wire_bytes_per_axis(
+    collectives: Iterable[Collective], shares: Iterable[float] = itertools.repeat(1)
+) -> dict[str, int]:
+    """Bytes that the busiest device sends in one step, by the axes they travel over (`'host'`, `'host+device'`).
+
+    All devices send alike but along trees, where a leaf sends once and the root once for each of its children.
+
+    Args:
+        collectives: of one step.
+        shares: in what part of the steps each of them runs.
 
     >>> wire_bytes_per_axis([Collective("all-gather", ("device",), 2, 100, "float32")])
     {'device': 200}
+    >>> up = Collective("collective-permute", ("host",), 2, 100, "float32", pairs=((1, 0),))
+    >>> down = replace(up, pairs=((0, 1),))
+    >>> wire_bytes_per_axis([up, down])
+    {'host': 400}
     """
-    total: Counter[str] = Counter()
-    for collective in collectives:
-        total["+".join(collective.axes)] += collective.wire_bytes
-    return dict(total)
+    by_all: defaultdict[str, float] = defaultdict(float)
+    by_some: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for collective, share in zip(collectives, shares, strict=False):
+        axes, sent = "+".join(collective.axes), share * collective.wire_bytes
+        by_all[axes] += 0 if collective.pairs else sent
+        for sender, _ in collective.pairs:
+            by_some[axes][sender] += sent
+    return {axes: round(sent + max(by_some[axes].values(), default=0)) for axes, sent in by_all.items()}

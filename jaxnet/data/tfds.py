@@ -126,8 +126,7 @@ def require_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
         found = f" (there is version {', '.join(sorted(others))}: ask for it as '{builder.name}:...')" if others else ""
         raise InputError(
             f"the data set {name} is not prepared in {directory}{found}. Set data_dir or TFDS_DATA_DIR to "
-            f"the directory that holds it, or prepare it, with a network and jaxnet[tf] installed: "
-            f"{_command(name, str(builder.data_dir_root))}"
+            f"the directory that holds it, or prepare it{_how(name, str(builder.data_dir_root))}"
         )
     formats = {file_format.value for file_format in builder.info.available_file_formats()}
     if "array_record" not in formats:
@@ -136,6 +135,13 @@ def require_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
             f"access. Prepare it as array_record elsewhere, and set data_dir to that directory: "
             f"{_command(name, 'NEW_DIRECTORY')}"
         )
+
+
+def _how(name: str, root: str) -> str:
+    if name.partition(":")[0] == "imagenet2012":
+        command = "jaxnet data prepare imagenet2012 --manual-dir DIRECTORY_OF_THE_TARS"
+        return f" from the official archives: {command} --data-dir {root}"
+    return f", with a network and jaxnet[tf] installed: {_command(name, root)}"
 
 
 def _command(name: str, root: str) -> str:

@@ -46,9 +46,10 @@ def _description(path: Path) -> dict[str, Any]:
     try:
         about = json.loads(beside.read_bytes())
     except OSError as error:
+        of_torch = f" Weights of PyTorch are taken by `jaxnet import --from torchvision {path} ...` first."
         raise InputError(
             f"{path} is neither a directory nor a .safetensors file, and {beside}, which `jaxnet export` writes beside "
-            f"a program, cannot be read: {error.strerror}"
+            f"a program, cannot be read: {error.strerror}.{of_torch if path.suffix in ('.pth', '.pt') else ''}"
         ) from error
     except ValueError as error:
         raise InputError(f"{beside} is damaged: {error}") from error

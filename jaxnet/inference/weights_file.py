@@ -33,7 +33,7 @@ def network_of_weights(path: Path, model: str | None = None) -> Network:
         raise InputError(f"{path}: there is no model {name!r} in the zoo: {', '.join(ZOO)}")
     if lacking := [leaf for leaf in about.left_out if not is_auxiliary(leaf)]:
         raise InputError(
-            f"{path} lacks {', '.join(lacking[:3])}, which a new head left out: train it first, with "
+            f"{path} lacks {', '.join(lacking[:3])}, which the import left out: train it first, with "
             f"initial_weights={path}"
         )
     entry = ZOO[name]

@@ -1,13 +1,12 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, mesh_size, stacked_filled
+from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, mesh_size, stacked_filled, wire_bytes_per_axis
 from jaxnet.training.experiment import Experiment
 
 PyTree = Any
@@ -95,15 +94,12 @@ def _numbered(experiment: Experiment) -> list[tuple[Any, jax.ShapeDtypeStruct]]:
 
 
 def _sent(experiment: Experiment) -> dict[str, int]:
-    """Bytes that each device sends over each axis in a step, in the mean over the run's steps."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for collective, share in zip(experiment.planned, experiment.shares, strict=True):
-        total["+".join(collective.axes)] += share * collective.wire_bytes
-    return {axis: round(sent) for axis, sent in total.items()}
+    """Bytes that the busiest device sends over each axis in a step, in the mean over the run's steps."""
+    return wire_bytes_per_axis(experiment.planned, experiment.shares)
 
 
 def wire_bytes_per_step(experiment: Experiment, mesh: Mesh) -> int:
-    """Bytes that each device sends in a step, in the mean over the run's steps.
+    """Bytes that the busiest device sends in a step, in the mean over the run's steps.
 
     If XLA reduces: those of a ring all-reduce of all gradients.
     """
@@ -140,9 +136,9 @@ def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
     yield ""
     mean = " in the mean" if report["every"] > 1 else ""
     for axis, sent in report["wire_bytes_per_axis"].items():
-        yield f"each device sends {sent:>14,} bytes a step{mean} over {axis}"
+        yield f"the busiest device sends {sent:>14,} bytes a step{mean} over {axis}"
     if not report["wire_bytes_per_axis"]:
-        yield f"each device sends {report['wire_bytes_per_step']:>14,} bytes a step"
+        yield f"the busiest device sends {report['wire_bytes_per_step']:>14,} bytes a step"
     if check is not None and (check.planned or check.found):
         yield ""
         yield from _check_lines(check)

@@ -25,8 +25,7 @@ def read_tensors(path: Path, source: Source) -> dict[str, np.ndarray]:
         InputError: there is no such file, or it cannot be read as what it should be.
     """
     try:
-        with path.open("rb") as stream:
-            is_torch = stream.read(4).startswith(_TORCH)
+        is_torch = is_of_torch(path)
         if is_torch and source == "safetensors":
             raise InputError(f"{path} is a file of PyTorch: give --from torchvision or --from timm")
         tensors = read_torch(path) if is_torch else read_safetensors(path)[0]
@@ -39,6 +38,12 @@ def read_tensors(path: Path, source: Source) -> dict[str, np.ndarray]:
     return {common_name(name[wrapped:], source): tensor for name, tensor in tensors.items()}
 
 
+def is_of_torch(path: Path) -> bool:
+    """Whether a file begins as PyTorch's do. OSError as it comes."""
+    with path.open("rb") as stream:
+        return stream.read(4).startswith(_TORCH)
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors of a safetensors file, and its metadata. OSError and InputError as they come."""
     path.open("rb").close()  # whose errors, unlike the package's, give the system's reason
@@ -46,6 +51,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
         with safetensors.safe_open(path, framework="np") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (safetensors.SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy does not know
+        if is_of_torch(path):
+            raise InputError(
+                f"{path} is a file of PyTorch; convert it: jaxnet import --from torchvision {path} --model NAME "
+                "--out FILE"
+            ) from error
         raise InputError(
             f"{path} is neither a whole safetensors file of numbers nor a state dict of PyTorch: {error}"
         ) from error

@@ -142,9 +142,10 @@ def test_mean_and_std_are_kept_and_a_net_with_two_recipes_has_a_note(tmp_path, t
         (("--mean", "0.5"), ["--std is missing: wanted --mean and --std"]),
         (("--mean", "0.5", "--std", "half"), ["--std=half", "a number"]),
         (("--mean", "0.5", "--std", "0"), ["std is (0.0,): wanted one number above 0"]),
-        (("--mean", "0.5,0.5", "--std", "0.5"), ["mean is (0.5, 0.5): wanted one number, or one for each"]),
+        (("--mean", "0.5,0.5", "--std", "0.5"), ["mean is (0.5, 0.5): wanted one number of 0 to 1, or one for"]),
+        (("--mean", "127", "--std", "58"), ["mean is (127.0,): wanted one number of 0 to 1"]),
     ],
-    ids=["alone", "text", "zero", "two"],
+    ids=["alone", "text", "zero", "two", "of bytes"],
 )
 def test_a_mean_and_std_that_cannot_be(tmp_path, tensors, out, capsys, options, words):
     says(refused(capsys, saved(tmp_path, tensors), out, *options)[0], words)
@@ -176,6 +177,7 @@ def test_what_cannot_be_imported(tmp_path, tensors, out, capsys):
     says(refused(capsys, tmp_path, out)[0], ["weights cannot be read", "directory"])
     says(refused(capsys, path, path)[0], ["is the file to read"])
     says(refused(capsys, path, tmp_path / "absent" / "out.safetensors")[0], ["there is no directory"])
+    says(refused(capsys, path, tmp_path / "weights")[0], ["wanted a file name that ends in .safetensors"])
     (tmp_path / "text.safetensors").write_text("hello")
     says(refused(capsys, tmp_path / "text.safetensors", out)[0], ["text.safetensors", "neither"])
 

@@ -1,5 +1,6 @@
 """The `jaxnet` command: mistakes are one line and status 2; it starts without JAX."""
 
+import os
 import subprocess
 import sys
 
@@ -105,3 +106,24 @@ def test_exit_cleanly_leaves_as_told_and_lets_bugs_through():
     assert left == [3]
     with pytest.raises(ZeroDivisionError):
         exit_cleanly(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        (lambda: os.open("/dev/full", os.O_WRONLY), b"error: the output cannot be written: No space left on device\n"),
+        (lambda: _unread(), b""),
+    ],
+    ids=["a full disk", "nobody"],
+)
+def test_output_that_is_not_taken_is_no_traceback(opened, said):
+    command = [sys.executable, "-m", "jaxnet", "launch", "slurm", "--nodes", "1", "--dry-run", "--", "train.py"]
+    with os.fdopen(opened(), "wb") as out:
+        done = subprocess.run(command, env=clean_environment(), stdout=out, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def _unread():
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing

@@ -123,6 +123,7 @@ OVERRIDES = {
     "drop all": ("model.dropout=1", "model.dropout=1: dropout must be at least 0 and below 1"),
     "too deep for the images": ("model.widths=4,4,4,4", "images of 8x8", "model.widths", "at most 3"),
     "norm axes": ("model.norm_axes=host", "model.norm_axes", "set batch_norm"),
+    "pixels of bytes": ("pixels.mean=127", "pixels.mean=(127.0,): wanted numbers of 0 to 1, as pixels are"),
     "pixels of two channels": (
         "pixels.mean=0.3,0.3",
         "pixels.mean=(0.3, 0.3): wanted one number, or one for each of the 1 channels",

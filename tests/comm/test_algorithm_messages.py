@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import all_reduce, best_chunks, factored, halving_doubling, ring, rooted, scattered
+from jaxnet.comm import (
+    all_reduce,
+    best_chunks,
+    factored,
+    halving_doubling,
+    ring,
+    rooted,
+    scattered,
+    wire_bytes_per_axis,
+)
 from jaxnet.comm.algorithms.trees import binomial, chain, star
 
 # References: what each place holds, message by message, in NumPy and in the order of the additions.
@@ -109,6 +118,17 @@ def log2_up(size):
 
 def permutes(reducer, size, elements):
     return reducer.plan(jax.ShapeDtypeStruct((elements,), "float32"), {"device": size}).collectives
+
+
+@pytest.mark.parametrize(
+    ("tree", "messages"),
+    [("binomial", log2_up), ("chain", lambda size: min(size - 1, 2)), ("star", lambda size: size - 1)],
+)
+@pytest.mark.parametrize("size", range(2, 9))
+def test_the_bytes_of_a_tree_are_those_of_its_busiest_device(tree, messages, size):
+    """The root sends a message to each child; in a chain one between sends up and down."""
+    sent = wire_bytes_per_axis(permutes(rooted("device", tree=tree), size, 100))
+    assert sent == {"device": messages(size) * 400}
 
 
 @pytest.mark.parametrize("size", range(2, 9))

@@ -30,6 +30,13 @@ def test_per_leaf():
     assert found.bound(COMPUTE, PEAKS) == bound_during(COMPUTE, Wire(scatter=24, last=4)) == 2 + 24
 
 
+def test_a_tree_of_two_hosts_sends_each_way_once():
+    """The one to the other, and the sum back: a link of both ways at once is busy for 2400 bytes, not for 4800."""
+    found = of(("s_caffe_b",))
+    assert sum(sent(found.collectives)) == 4800
+    assert found.bound(COMPUTE, PEAKS) == 6 + 24
+
+
 def test_a_bucket_of_several_leaves_is_ready_with_its_last():
     found = of(("ddp", 2000))
     assert found.first == (2, 1)

@@ -313,5 +313,5 @@ def test_verifying_finds_every_damage(archives):
 
 
 def test_verifying_what_is_not_there_is_refused(tmp_path):
-    with pytest.raises(InputError, match="is not prepared in"):
+    with pytest.raises(InputError, match=r"is not prepared in .*: jaxnet data prepare imagenet2012 --manual-dir"):
         verify("imagenet2012", str(tmp_path))

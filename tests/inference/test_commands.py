@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
+from jaxnet import inference
 from jaxnet.cli.main import run as jaxnet
+from jaxnet.data import Inputs
+from jaxnet.inference.predictor import Predictor
 from support.programs import clean_environment
 from support.refusals import every, refused, says
 from support.trained import TEST, write_digits
@@ -111,6 +114,7 @@ WRONG = {
     "top": ("predict RUN a.png --top-k 0", "--top-k: '0' must be a whole number of at least 1"),
     "dtype": ("predict RUN a.png --dtype int8", "dtype int8: wanted one of float32"),
     "config": ("predict RUN a.png --config no.py", "no such file"),
+    "of PyTorch": ("predict TORCH a.png", "Weights of PyTorch are taken by `jaxnet import --from torchvision "),
     "where to": ("export RUN", "the following arguments are required: --out"),
     "unwritable": ("export RUN --out no/where", "no/where cannot be written: No such file or directory"),
     "platform": ("export RUN --out a --platforms cpu,gpu", "--platforms: 'gpu' must be cpu, cuda or tpu"),
@@ -122,7 +126,16 @@ def test_a_mistake_is_one_line(given, words, workdir, tmp_path, capsys):
     (tmp_path / "few").write_text("a\nb\n")
     (tmp_path / "empty").mkdir()
     places = {"RUN": str(workdir), "EMPTY": str(tmp_path / "empty"), "FEW": str(tmp_path / "few")}
+    (tmp_path / "a.pth").write_bytes(b"PK")
+    places["TORCH"] = str(tmp_path / "a.pth")
     says(refused(lambda: jaxnet([places.get(word, word) for word in given.split()]), capsys), words)
+
+
+def test_images_of_other_channels_than_files_have_are_refused_before_any_is_read(workdir, monkeypatch, capsys):
+    five = Predictor(None, Inputs((8, 8, 5), 10), (1,), "somewhere")
+    monkeypatch.setattr(inference, "load", lambda *_, **__: five)
+    message = refused(lambda: jaxnet(["predict", str(workdir), "a.png"]), capsys)
+    says(message, ["takes images of 5 channels, and files give 1, 2, 3, 4"])
 
 
 def test_it_is_as_accurate_as_the_run(workdir, tmp_path, capsys):

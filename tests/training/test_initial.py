@@ -127,6 +127,13 @@ def test_weights_of_another_network_are_refused(tmp_path, change, words):
     says(str(refused.value), [f"initial_weights={path}", *words])
 
 
+def test_a_state_dict_of_pytorch_is_pointed_to_the_import(tmp_path):
+    path = tmp_path / "resnet18.pth"
+    path.write_bytes(b"PK\x03\x04" + bytes(40))
+    with pytest.raises(InputError, match=rf"{path} is a file of PyTorch; convert it: jaxnet import --from torchvision"):
+        evaluated(replace(CONFIG, initial_weights=str(path)))
+
+
 def test_processes_compare_what_they_read(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     written(one, variables_of(MODEL))

@@ -7,7 +7,7 @@ import pytest
 import train
 from jaxnet.errors import InputError
 from jaxnet.training.settings.file import load_config
-from jaxnet.training.settings.recipe import endless_warmup
+from jaxnet.training.settings.recipe import endless_warmup, strange
 from support.programs import ROOT
 from support.refusals import TINY, every, says
 
@@ -55,6 +55,26 @@ def test_warmup_that_a_run_does_not_outlast_is_named(warmup, steps, key):
     line = endless_warmup(load_config(ROOT / "configs/digits.py", warmup.split()), 22.45, steps)
     assert (line or "").startswith(f"optimizer.{key}" if key else "")
     assert (line is None) == (key is None)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("profile.steps=3 profile.start=45", "profile.start=45: the run has 45 steps, so nothing is traced"),
+        ("profile.steps=3 profile.start=44", None),
+        ("augmentation.shift=8", "augmentation.shift=8: images of 8x8 may be left with nothing in them"),
+        ("augmentation.erase=100", "augmentation.erase=100: images of 8x8"),
+        ("augmentation.erase=7", None),
+        ("augmentation.saturation=0.5", "augmentation.saturation=0.5: grey images have none"),
+        ("mixing.cutmix_share=0.9 mixing.mixup=1", "mixing.cutmix_share=0.9: it counts where"),
+        ("mixing.cutmix_share=0.9 mixing.mixup=1 mixing.cutmix=1", None),
+    ],
+)
+def test_what_does_nothing_or_ruins_a_run_is_named(given, said):
+    config = load_config(ROOT / "configs/digits.py", ["optimizer.warmup_steps=0", *given.split()])
+    lines = list(strange(config, (8, 8, 1), 22.45, 45))
+    assert len(lines) == (said is not None)
+    assert not lines or lines[0].startswith(said)
 
 
 def test_a_run_says_so_once(tmp_path, caplog):

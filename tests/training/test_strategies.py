@@ -54,6 +54,7 @@ def test_no_bucket_size_is_refused_where_there_is_none(name):
         ("mxnet_2bit:threshold=inf", "threshold=inf: wanted a number"),
         ("local_sgd:every=0", "every must be at least 1"),
         ("local_sgd:every=2.5", "every=2.5: wanted a whole number"),
+        ("top_k:fraction=0.1:fraction=0.2", "fraction is set twice"),
         ("local_sgd:with_optimizer=1", "with_optimizer=1: wanted true or false"),
         ("flat:rank=2", "wanted key=value of: none"),
         ("ddp:bucket_bytes=4096", "no setting 'bucket_bytes=4096'"),  # a key of the config
@@ -76,6 +77,20 @@ def test_settings_stand_behind_the_name():
         for label in ("powersgd:rank=1", "powersgd:rank=4")
     ]
     assert sent[1] == 4 * sent[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "bucket_bytes", "words", "settings"),
+    [
+        ("top_k:fraction=0.001", None, "the largest 0.1 % of each", {"fraction": 0.001}),
+        ("powersgd:rank=8", None, "factors of rank 8", {"rank": 8}),
+        ("ddp", 4 * comm.MiB, "1 MiB then 4 MiB", {}),
+        ("horovod", 64 * comm.MiB, "fit into 64 MiB", {}),
+    ],
+)
+def test_a_summary_and_the_settings_are_those_in_force(name, bucket_bytes, words, settings):
+    assert words in comm.named_strategy(name, bucket_bytes).summary
+    assert comm.settings_of(name) == settings
 
 
 @pytest.mark.parametrize("name", comm.STRATEGIES)

@@ -1,4 +1,4 @@
-"""What the kinds of `jaxnet launch` share: the command after `--`, its variables, `--dry-run`."""
+"""What the kinds of `jaxnet launch` and `jaxnet lab` share: the command after `--`, its variables, `--dry-run`."""
 
 import argparse
 from collections.abc import Callable
@@ -31,6 +31,11 @@ def add_command(parser: Parser, what_is_shown: str) -> None:
     """Add what comes last: `--env`, `--dry-run` and the command."""
     parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=ENV)
     parser.add_argument("--dry-run", action="store_true", help=f"print {what_is_shown}; start nothing")
+    add_words(parser)
+
+
+def add_words(parser: Parser) -> None:
+    """Add the command, which `command_of` gives."""
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: a .py file or a program"
     )

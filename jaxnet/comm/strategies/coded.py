@@ -68,19 +68,19 @@ def mxnet_2bit(threshold: float = 0.5 / 32, bucket_bytes: int = 25 * MiB) -> Str
 
 
 def top_k(fraction: float = 0.01, bucket_bytes: int = 25 * MiB) -> Strategy:
-    """Top-k sparsification with error feedback (Aji and Heafield, 2017): the largest hundredth of each bucket."""
+    """Top-k sparsification with error feedback (Aji and Heafield, 2017): the largest part of each bucket."""
     return _lossy(
         "top_k",
-        "the largest 1 % of each bucket, all-gathered, error feedback (Aji and Heafield)",
+        f"the largest {100 * fraction:g} % of each bucket, all-gathered, error feedback (Aji and Heafield)",
         bucketed(compressed(*AXES, codec=codecs.top_k(fraction)), bucket_bytes),
     )
 
 
 def powersgd(rank: int = 2, bucket_bytes: int = 25 * MiB) -> Strategy:
-    """PowerSGD (Vogels et al., 2019): matrices as two factors of rank 2, the rest as in `hierarchical`."""
+    """PowerSGD (Vogels et al., 2019): matrices as two factors of low rank, the rest as in `hierarchical`."""
     two_level = scattered(DEVICE, all_reduce(HOST))
     return _lossy(
         "powersgd",
-        "matrices as factors of rank 2 with error feedback, the rest as hierarchical (PowerSGD)",
+        f"matrices as factors of rank {rank} with error feedback, the rest as hierarchical (PowerSGD)",
         by_rank(rank, bucketed(two_level, bucket_bytes), factors=two_level),
     )

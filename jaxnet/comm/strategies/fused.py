@@ -55,7 +55,7 @@ def ddp(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Str
     first = min(bucket_bytes, 1 * MiB)
     return Strategy(
         "ddp",
-        "buckets of whole leaves, 1 MiB then 25 MiB, during backward (PyTorch DDP)",
+        f"buckets of whole leaves, {first / MiB:g} MiB then {bucket_bytes / MiB:g} MiB, during backward (PyTorch DDP)",
         bucketed(all_reduce(*AXES), bucket_bytes, first_bucket_bytes=first, split=False),
     )
 
@@ -73,7 +73,7 @@ def horovod(bucket_bytes: int = 128 * MiB, all_reduce: AllReduce = all_reduce) -
 
     return Strategy(
         "horovod",
-        "whole leaves fused while they fit into 128 MiB, during backward (Horovod's tensor fusion)",
+        f"whole leaves fused while they fit into {bucket_bytes / MiB:g} MiB, during backward (Horovod's tensor fusion)",
         grouped(all_reduce(*AXES), fuse),
     )
 

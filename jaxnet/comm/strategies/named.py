@@ -80,14 +80,17 @@ def takes_all_reduce(name: str) -> bool:
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """What can be set of the strategy called `name`, with the defaults.
+    """What can be set of the strategy called `name`, with the values in force.
 
-    >>> settings_of("powersgd")
-    {'rank': 2}
+    >>> settings_of("powersgd"), settings_of("powersgd:rank=4")
+    ({'rank': 2}, {'rank': 4})
     """
+    base, given = _parse(name)
     # The size of buckets is a key of its own.
-    found = _parameters(name).items()
-    return {key: one.default for key, one in found if one.annotation in _SCALARS and key != "bucket_bytes"}
+    found = _parameters(base).items()
+    return {
+        key: given.get(key, one.default) for key, one in found if one.annotation in _SCALARS and key != "bucket_bytes"
+    }
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:
@@ -101,7 +104,12 @@ def _parse(name: str) -> tuple[str, dict[str, Any]]:
         near = difflib.get_close_matches(base, STRATEGIES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"no strategy {base!r}; {hint}There are: {', '.join(STRATEGIES)}")
-    return base, dict(_setting(base, setting) for setting in settings)
+    given: dict[str, Any] = {}
+    for key, value in (_setting(base, setting) for setting in settings):
+        if key in given:
+            raise ValueError(f"strategy {base!r}: {key} is set twice; set it once")
+        given[key] = value
+    return base, given
 
 
 def _setting(base: str, setting: str) -> tuple[str, Any]:

@@ -14,7 +14,7 @@ from jaxnet.data.photos.records import PhotoRecords
 from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.data.source import Source, require_split
-from jaxnet.data.tfds import data_directory, find_builder, is_prepared, require_prepared
+from jaxnet.data.tfds import data_directory, find_builder, require_prepared
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,16 +71,13 @@ class Photos:
         """
         require_split(split)
         builder = find_builder(self.name, data_directory(self.data_dir))
-        self._require_prepared(builder)
+        require_prepared(self.name, builder)
         quiet_pillow()
         threads = self.threads or len(os.sched_getaffinity(0))
         if split == "test":
             view = EvaluationView(self.test_size, self.test_resize)
             return _checked(EvaluationPhotos(self._records(builder, self.test_split), view, threads))
         return _checked(TrainingPhotos(self._records(builder, self.train_split), self.view, self.size, threads))
-
-    def _require_prepared(self, builder: tfds.core.DatasetBuilder) -> None:
-        require_prepared(self.name, builder)
 
     def _records(self, builder: tfds.core.DatasetBuilder, split: str) -> PhotoRecords:
         import tensorflow_datasets as tfds
@@ -114,15 +111,6 @@ class ImageNet(Photos):
 
     name: str = "imagenet2012"
     test_split: str = "validation"
-
-    def _require_prepared(self, builder: tfds.core.DatasetBuilder) -> None:
-        if not is_prepared(builder):
-            raise InputError(
-                f"ImageNet is not prepared in {builder.data_dir}. Set data_dir or TFDS_DATA_DIR to the directory that "
-                "holds it, or prepare it from the official archives: jaxnet data prepare imagenet2012 "
-                f"--manual-dir DIRECTORY_OF_THE_TARS --data-dir {builder.data_dir_root}"
-            )
-        require_prepared(self.name, builder)
 
 
 def _require_files(builder: tfds.core.DatasetBuilder, origin: str) -> None:

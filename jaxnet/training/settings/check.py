@@ -76,6 +76,7 @@ _RULES = (
     _Rule(("seed",), f"0 to {2**32 - 1}", lambda value: 0 <= value < 2**32),
     _Rule(("pixels.mean", "pixels.std"), "one number or one a channel", lambda values: len(values) > 0),
     _Rule(("pixels.std",), "numbers above 0", lambda values: min(values) > 0),
+    _Rule(("pixels.mean",), "numbers of 0 to 1, as pixels are", lambda values: 0 <= min(values) <= max(values) <= 1),
 )
 
 

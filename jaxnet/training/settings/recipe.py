@@ -1,9 +1,11 @@
 """Refuses a recipe whose parts do not go together, or says that it is a strange one."""
 
 import itertools
+from collections.abc import Iterator
 
 from jaxnet.errors import InputError
 from jaxnet.training.config import Config
+from jaxnet.training.mixing import Mixing
 from jaxnet.training.optimizer import Optimizer
 
 
@@ -23,11 +25,30 @@ def check_recipe(config: Config) -> None:
             raise InputError(f"optimizer.groups: {pattern!r} has the multiplier {multiplier}: wanted at least 0")
 
 
-def endless_warmup(config: Config, steps_per_epoch: float, total_steps: int) -> str | None:
-    """The line that says that the rate never stops rising, as in a long recipe that was cut short; or None.
+def strange(
+    config: Config, image_shape: tuple[int, int, int], steps_per_epoch: float, total_steps: int
+) -> Iterator[str]:
+    """A line for each thing that was asked for and does nothing, or ruins the run; images are of this shape.
 
-    No reason to refuse: whether a program runs is tried with a few steps.
+    No reason to refuse: whether a program runs is tried with a few steps, and a config serves more than one data set.
     """
+    if warning := endless_warmup(config, steps_per_epoch, total_steps):
+        yield warning
+    height, width, channels = config.pixels.shape(image_shape)
+    augmentation, mixing, profile = config.augmentation, config.mixing, config.profile
+    if profile.steps and profile.start >= total_steps:
+        yield f"profile.start={profile.start}: the run has {total_steps} steps, so nothing is traced; begin earlier"
+    for name in ("shift", "erase"):
+        if (size := getattr(augmentation, name)) >= min(height, width):
+            yield f"augmentation.{name}={size}: images of {height}x{width} may be left with nothing in them; give less"
+    if augmentation.saturation and channels == 1:
+        yield f"augmentation.saturation={augmentation.saturation:g}: grey images have none; leave it out"
+    if mixing.cutmix_share != Mixing().cutmix_share and not (mixing.mixup and mixing.cutmix):
+        yield f"mixing.cutmix_share={mixing.cutmix_share:g}: it counts where mixing.mixup and mixing.cutmix are both on"
+
+
+def endless_warmup(config: Config, steps_per_epoch: float, total_steps: int) -> str | None:
+    """The line that says that the rate never stops rising, as in a long recipe that was cut short; or None."""
     given = config.optimizer
     warmup = given.for_run(config.batch_size, steps_per_epoch).warmup_steps
     if not warmup or warmup < total_steps:
