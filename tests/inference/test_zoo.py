@@ -95,7 +95,7 @@ def test_weights_without_auxiliary_heads(tmp_path, monkeypatch):
     write((path, variables), model="googlenet_bn", num_classes=5, left_out=left_out)
     assert load_network(path).weights.keys() == variables.keys()
     write((path, variables), model="googlenet_bn", num_classes=5, left_out=[*left_out, "params/fc/kernel"])
-    with pytest.raises(InputError, match="lacks params/fc/kernel, which a new head"):
+    with pytest.raises(InputError, match="lacks params/fc/kernel, which the import left out"):
         load_network(path)
 
 
@@ -107,7 +107,7 @@ def test_weights_without_auxiliary_heads(tmp_path, monkeypatch):
         ({"num_classes": 7}, {}, r"does not hold the weights of cifar10_quick: .*, not float32\[.*7\]"),
         ({"left_out": ("params/ip2/kernel",)}, {}, "lacks params/ip2/kernel, which the import left out"),
         ({"mean": (0.5,)}, {}, "std is None: wanted one number above 0, or one for each of 3 channels"),
-        ({"mean": ("x",), "std": (1,)}, {}, r"mean is \['x'\]: wanted one number, or one for each of 3 channels"),
+        ({"mean": ("x",), "std": (1,)}, {}, r"mean is \['x'\]: wanted one number of 0 to 1, or one for each of 3 channels"),
         ({"mean": (0.5,), "std": (-1,)}, {}, r"std is \[-1\]: wanted one number above 0"),
         ({"mean": (0.5,) * 2, "std": (1,)}, {}, r"mean is \[0.5, 0.5\]: wanted"),
         ({}, {"step": 3}, "holds the weights of one network: leave out step"),
