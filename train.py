@@ -164,7 +164,7 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
             peers,
         )
         ledger.began(first_step)
-        outcome = steps.run(run.beginning.state, batches, first_step)
+        outcome = steps.run(run.beginning.state, batches, first_step, owes_evaluation=run.beginning.owes_evaluation)
     ledger.enter("other")
     return outcome, peers.gather()
 

@@ -19,7 +19,7 @@ class Heartbeat:
     def __init__(self, seconds: float, *beats: Callable[[], None]) -> None:
         self._seconds, self._beats = seconds, beats
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._go_on, name="heartbeat of the lock", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -290,6 +290,16 @@ def test_a_whole_state_is_each_copy_where_copies_are_equal_and_their_mean_elsewh
         assert_same_bits(evaluated, (got.average, got.stats))
 
 
+def test_a_schedule_goes_on_from_the_copy_that_skipped_fewest_steps():
+    made = setup(LOCAL3, optimizer=optax.chain(optax.sgd(0.1), optax.scale_by_schedule(lambda count: 1.0)))
+    state, _ = taken(made, batches(1))
+    leaves, tree = jax.tree.flatten(state.optimizer)
+    assert [leaf.dtype for leaf in leaves] == ["int32"]
+    behind = jax.device_put(leaves[0] - (np.arange(6, dtype=np.int32).reshape(3, 2) == 0), leaves[0].sharding)
+    [count] = jax.tree.leaves(whole(made, state._replace(optimizer=tree.unflatten([behind]))).optimizer)
+    assert count == 1
+
+
 def resumed(tmp_path, saver, restorer, at, steps):
     """The last state of a run that is saved after `at` steps and continued from there."""
     state, _ = taken(saver, batches(at))

@@ -18,9 +18,11 @@ from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from jaxnet.training.run.loop import Loop
 from jaxnet.training.run.records import NoRecords, Records, read_settings, write_whole
+from jaxnet.training.run.stopping import StopSignal
 from jaxnet.training.run.summary import kept_summary
-from support.dark_digits import config_of
+from support.dark_digits import SIZE, config_of
 from support.disks import files_no_longer_than
+from support.training_runs import metrics
 
 
 def test_write_whole_replaces_the_file_and_leaves_nothing_else(tmp_path):
@@ -77,6 +79,22 @@ def test_a_run_that_was_killed_before_its_summary_gets_one(tmp_path):
     again = train.train(config_of(steps=20), tmp_path, quiet=True)
     assert (again["steps"], again["finished"], again["loss"]) == (20, True, whole["loss"])
     assert json.loads(path.read_text()) == again
+
+
+def test_an_evaluation_that_a_stop_left_out_is_made_up_for(tmp_path, monkeypatch):
+    """The stop falls on the step of the second evaluation; whoever continues has the records of an unbroken run."""
+    config = config_of(steps=20, eval_every_epochs=5 * SIZE / 1437)
+    unbroken = train.train(config, tmp_path / "unbroken", quiet=True)
+    asked = []
+    monkeypatch.setattr(StopSignal, "should_stop", lambda self, step: asked.append(step) or step == 10)
+    stopped = train.train(config, tmp_path / "run", quiet=True)
+    monkeypatch.undo()
+    assert (stopped["steps"], asked[-1]) == (10, 10)
+    train.train(config, tmp_path / "run", quiet=True)
+    wanted, tested = (metrics(tmp_path / name, "test") for name in ("unbroken", "run"))
+    assert tested == wanted
+    assert list(tested) == [5, 10, 15, 20]
+    assert tested[20]["loss"] == unbroken["loss"]
 
 
 def test_a_config_that_trains_nothing_is_not_written_down(tmp_path, capsys):

@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import NamedTuple, NoReturn, Self
 
 from jaxnet.errors import say
-from jaxnet.training.run.heartbeat import COMPILING, Heartbeat
+from jaxnet.training.run.heartbeat import COMPILING, PeerHeartbeat
 from jaxnet.training.run.pacing import IN_FLIGHT
 from jaxnet.training.watchdog import Watchdog
 
@@ -57,7 +57,7 @@ class Alarm:
         self._closed = threading.Event()
         shortest = min(limits.floor_seconds, limits.other_seconds)
         self._tick = min(shortest / 8, _LONGEST_TICK_SECONDS)
-        self._heartbeat = Heartbeat(self._said, shortest / 8)
+        self._heartbeat = PeerHeartbeat(self._said, shortest / 8)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:

@@ -20,6 +20,8 @@ from jaxnet.training.settings.fingerprint import other_decoder
 from jaxnet.training.steps.loss_scale import stored_scale
 from jaxnet.training.steps.state import TrainState, abstract_state, first_comm
 
+OWES_EVALUATION = "owes_evaluation"  # in what is saved with a state
+
 
 class Beginning(NamedTuple):
     """Where a run begins.
@@ -29,12 +31,14 @@ class Beginning(NamedTuple):
         step: steps that are done.
         met: what the run has met in them.
         fresh: whether there was no checkpoint.
+        owes_evaluation: whether that of the last step is still to be done, because a signal came with it.
     """
 
     state: TrainState
     step: int
     met: Past
     fresh: bool
+    owes_evaluation: bool = False
 
 
 def open_checkpoints(config: Config, workdir: Path, place: Place, fence: Fence) -> Enduring:
@@ -56,7 +60,8 @@ def begin(config: Config, experiment: Experiment, place: Place, checkpoints: End
     if place.primary and (changed := other_decoder(config, restored.extra)):
         say_warning(changed)
     state = experiment.layout.cut(restored.state)
-    return Beginning(state, restored.step, Past.saved(restored.extra), False)
+    owes_evaluation = bool(restored.extra.get(OWES_EVALUATION))
+    return Beginning(state, restored.step, Past.saved(restored.extra), False, owes_evaluation)
 
 
 def restore(

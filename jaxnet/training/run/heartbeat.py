@@ -15,7 +15,7 @@ _LONGEST_SECONDS = 5.0
 _ALONE = "this process waits for nobody else"
 
 
-class Heartbeat:
+class PeerHeartbeat:
     """Publishes what `said` gives (a step and what is done) through the coordination service, from a thread of its own.
 
     Where the ranks are not joined by JAX, it does nothing.
@@ -24,7 +24,7 @@ class Heartbeat:
     def __init__(self, said: Callable[[], tuple[int, str]], seconds: float) -> None:
         self._said, self._seconds = said, min(seconds, _LONGEST_SECONDS)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat to peers", daemon=True)
 
     def start(self) -> None:
         """Begin."""

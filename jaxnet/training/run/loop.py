@@ -13,6 +13,7 @@ from jaxnet.data import Inputs
 from jaxnet.training.config import Config
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.run.alarm import Alarm
+from jaxnet.training.run.beginning import OWES_EVALUATION
 from jaxnet.training.run.evaluator import Evaluate
 from jaxnet.training.run.ledger import Ledger
 from jaxnet.training.run.pacing import Line, Pace
@@ -93,11 +94,13 @@ class Loop:
         self._rates = Rates(self.experiment.learning_rate, self.config.log.every_steps)
         self._pace = Pace(self.config.log.every_steps)  # last: its clock runs from here
 
-    def run(self, state: TrainState, batches: Stream, step: int) -> Outcome:
-        """Train from `step` to the end or to a signal, and save the last state."""
+    def run(self, state: TrainState, batches: Stream, step: int, *, owes_evaluation: bool = False) -> Outcome:
+        """Train from `step` to the end or to a signal, and save the last state; first evaluate what a stop left out."""
         config, total, evaluation = self.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
         with self.stop as stop, self.ledger.during("step"):
+            if owes_evaluation:
+                evaluation = self._evaluate(state, step)
             stopped = step >= total
             while not stopped:
                 state = self._one(state, batches, step)
@@ -106,7 +109,8 @@ class Loop:
                     state = self._gone_back(state, step)
                 signalled = stop.should_stop(step)
                 stopped = signalled or step == total
-                evaluated = step == total or (_is_due(step, eval_every) and not signalled)
+                due = step == total or _is_due(step, eval_every)
+                evaluated = due and (step == total or not signalled)  # a stop is quick; who continues evaluates
                 saving = stopped or evaluated or back or step % config.checkpoints.every_steps == 0
                 if (earlier := self._repaired(state, step, saving)) is not None:
                     (state, step), stopped = earlier, signalled
@@ -116,7 +120,7 @@ class Loop:
                 if evaluated:
                     evaluation = self._evaluate(state, step)
                 if saving:
-                    self._save(state, step, evaluation if evaluated else None)
+                    self._save(state, step, evaluation if evaluated else None, owed=due and not evaluated)
             self._log(self._pace.drain(last=True))
             self.recovery.drain()
             self.alarm.ended(step)
@@ -185,12 +189,12 @@ class Loop:
         self.display.evaluation(step, result)
         return result
 
-    def _save(self, state: TrainState, step: int, evaluation: dict[str, float] | None) -> None:
+    def _save(self, state: TrainState, step: int, evaluation: dict[str, float] | None, *, owed: bool) -> None:
         self._log(self._pace.drain())
         self.recovery.drain()
         with self._aside("a checkpoint", "checkpoint"):
             said = {"config": self._settings, "inputs": self.inputs.as_json(), **decoder(self.config)}
-            extra = {**said, "next_step": step, "guard": self.recovery.past.to_save()}
+            extra = {**said, "next_step": step, "guard": self.recovery.past.to_save(), OWES_EVALUATION: owed}
             whole = self.experiment.layout.whole(state)
             self.checkpoints.save(step, whole, extra=extra, metrics=evaluation)
 

@@ -29,12 +29,12 @@ def opened(
     directory, or has left it with another config.
     """
     make_workdir(workdir)
-    refuse_changes(workdir / "config.json", config, allowed=allow_config_change)
     with contextlib.ExitStack() as during:
         # With MPI a program holds addresses of its process.
         if config.compile_cache is not None and not place.cluster.ranks:
             during.enter_context(compile_cache(beside(workdir, config.compile_cache)))
         fence = during.enter_context(held(workdir, place.told, ledger.beat))
+        refuse_changes(workdir / "config.json", config, allowed=allow_config_change)
         if place.primary:
             with writing(workdir / "ledger.jsonl"):
                 ledger.open(workdir / "ledger.jsonl", fence=fence)

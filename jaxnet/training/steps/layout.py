@@ -129,10 +129,13 @@ def _joined(kind: _Kind, leaf: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.Ar
 
 
 def _mean_of_copies(leaf: jax.Array) -> jax.Array:
-    """The mean over the two leading dims; where all copies are equal, exactly theirs. Counts are equal at all times."""
-    first = leaf[:1, :1]
+    """The mean over the two leading dims; where all copies are equal, exactly theirs.
+
+    Of counts the largest: a device that skipped a step by itself is behind, and its schedule with it.
+    """
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return first[0, 0]
+        return leaf.max((0, 1))
+    first = leaf[:1, :1]
     return first[0, 0] + (leaf - first).mean((0, 1))
 
 
