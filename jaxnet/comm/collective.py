@@ -61,7 +61,20 @@ class Collective:
 
 def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
     """Number of devices that share the collective: the product of the sizes of `axes`."""
-    return math.prod(axis_sizes[axis] for axis in axes)
+    return math.prod(axis_size(axis, axis_sizes) for axis in axes)
+
+
+def axis_size(axis: str, axis_sizes: Mapping[str, int]) -> int:
+    """The size of one; ValueError, which names those that there are, for no axis of the mesh.
+
+    >>> axis_size("hosts", {"host": 2, "device": 4})
+    Traceback (most recent call last):
+    ValueError: the mesh has no axis 'hosts', only 'host', 'device'
+    """
+    try:
+        return axis_sizes[axis]
+    except KeyError:
+        raise ValueError(f"the mesh has no axis {axis!r}, only {', '.join(map(repr, axis_sizes))}") from None
 
 
 def wire_bytes_per_axis(

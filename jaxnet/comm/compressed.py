@@ -13,9 +13,9 @@ from jax import lax
 
 from jaxnet.comm.codecs import Codec, one_message
 from jaxnet.comm.collective import Collective, Kind, axes_size
-from jaxnet.comm.dtypes import require_floats
+from jaxnet.comm.dtypes import require_array, require_floats
 from jaxnet.comm.parts import part_size, rows_of, whole_of
-from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
+from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying, same_along
 
 
@@ -52,6 +52,7 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
         return same_along(total.astype(message.dtype), axes), state
 
     def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
+        require_array(spec, "the message")
         return Plan(_exchange("all-gather", axes, wire, spec, math.prod(spec.shape), axis_sizes))
 
     return Reducer(init_fn, reduce_fn, plan_fn)
@@ -96,6 +97,7 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
         return same_along(sums.astype(message.dtype), axes), (unsent, unsent_sum)
 
     def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
+        require_array(spec, "the message")
         part = _part(spec, axes, axis_sizes)
         there = _exchange("all-to-all", axes, wire, spec, part, axis_sizes)
         back = _exchange("all-gather", axes, sum_wire, spec, part, axis_sizes)
@@ -108,6 +110,11 @@ def _encode(codec: Codec, message: jax.Array, residual: PyTree) -> tuple[tuple[j
     """What to send, and the residual that it leaves; a residual of () is none, and stays so."""
     feedback = not isinstance(residual, tuple)
     if feedback:
+        if residual.shape != message.shape:
+            raise ValueError(
+                f"the message has {message.size} elements and its residual {residual.size}: the state is that of "
+                f"another plan. {FIRST_STATE}"
+            )
         message = message + residual
     # XLA may take a narrowing and the widening after it for nothing: then the residual would be 0.
     arrays = lax.optimization_barrier(codec.encode(message))

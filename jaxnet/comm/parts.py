@@ -47,5 +47,7 @@ def filled(size: int, devices: int, start: int, width: int) -> int:
     >>> filled(3, 2, start=0, width=1), filled(3, 2, start=1, width=1)
     (2, 1)
     """
+    if size == 0:
+        return 0
     rows, rest = divmod(size, part_size(size, devices))
     return rows * width + min(max(rest - start, 0), width)

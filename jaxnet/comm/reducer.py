@@ -23,6 +23,8 @@ AxisSizes = Mapping[str, int]
 KiB = 1024
 MiB = 1024 * KiB
 
+FIRST_STATE = "The first state is reducer.init(shapes, axis_sizes) of the same reducer, shapes and mesh."
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -42,7 +44,9 @@ class Plan:
 class InitFn(Protocol):
     """`init(shapes, axis_sizes) -> state`: the state of one device before the first step.
 
-    `shapes` holds `jax.ShapeDtypeStruct` (arrays do too); nothing is computed from values.
+    `shapes` holds `jax.ShapeDtypeStruct` (arrays do too); nothing is computed from values. A state made inside
+    `jax.shard_map` is typed as the same on every device; a `lax.scan` there that carries it takes
+    `lax.pcast(state, axes, to="varying")`.
     """
 
     def __call__(self, shapes: PyTree, axis_sizes: AxisSizes, /) -> PyTree: ...

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.algorithms.stages import Stages, gather_message, gather_plan, scatter_message, scatter_plan
+from jaxnet.comm.buckets.order import in_place, reordered
 from jaxnet.comm.buckets.packing import pack, unpack
 from jaxnet.comm.buckets.plan import Bucket, BucketPlan, plan_buckets, require_cap
 from jaxnet.comm.collective import axes_size
@@ -163,14 +164,10 @@ def parts_in_order(order: Sequence[int], inner: Sharded) -> Sharded:
     """Give the leaves to `inner` in another order: leaf `order[0]` first. Trees are unchanged; see `in_order`."""
 
     def permuted(tree: PyTree) -> list[jax.Array]:
-        leaves = jax.tree.leaves(tree)
-        if sorted(order) != list(range(len(leaves))):
-            raise ValueError(f"order must be a permutation of the {len(leaves)} leaves, got {tuple(order)}")
-        return [leaves[index] for index in order]
+        return reordered(jax.tree.leaves(tree), order)
 
     def restored(leaves: Sequence[jax.Array], like: PyTree) -> PyTree:
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return jax.tree.unflatten(jax.tree.structure(like), [leaves[index] for index in back])
+        return jax.tree.unflatten(jax.tree.structure(like), in_place(leaves, order))
 
     return inner._replace(
         scatter=lambda values: restored(inner.scatter(permuted(values)), values),

@@ -13,6 +13,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from jaxnet.comm.dtypes import require_array
+
 
 def varying_axes(value: jax.Array) -> frozenset[str]:
     """Mesh axes over which `value` may differ between devices, as its type says."""
@@ -20,10 +22,12 @@ def varying_axes(value: jax.Array) -> frozenset[str]:
 
 
 def require_varying(value: jax.Array, axes: Iterable[str], name: str) -> None:
-    """Raise TypeError if `value` is already the same along one of `axes`, so that a sum would count it again.
+    """Raise TypeError if `value` is already the same along one of `axes`: a sum would count it again.
 
-    Says nothing where JAX tracks no types: under `jax.pmap` and `jax.shard_map(check_vma=False)`.
+    And if it is not one array. Says nothing of what varies where JAX tracks no types: under `jax.pmap` and
+    `jax.shard_map(check_vma=False)`.
     """
+    require_array(value, name)
     varying = varying_axes(value)
     summed = [axis for axis in axes if _is_tracked(axis) and axis not in varying]
     if summed:

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import MiB, all_reduce, bucketed, cast, in_order, scattered
+from jaxnet.comm import MiB, all_reduce, bucketed, cast, codecs, in_order, scattered
 
 
 def test_as_the_first_link_of_an_optax_chain():
@@ -80,6 +80,59 @@ def test_a_message_that_does_not_divide_is_refused_with_the_way_out():
     mapped = jax.shard_map(lambda x: reducer.reduce(x, ())[0], mesh=mesh, in_specs=P(comm.AXES), out_specs=P())
     with pytest.raises(ValueError, match=r"length divides by 4.*bucketed"):
         mapped(jnp.ones(20))
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        *(all_reduce("host"), scattered("device", all_reduce("host")), cast("float16", all_reduce("host"))),
+        *(comm.ring("host"), comm.halving_doubling("host"), comm.rooted("host")),
+        *(comm.compressed("host", codec=codecs.int8()), comm.compressed_scattered("host", codec=codecs.int8())),
+    ],
+)
+def test_a_tree_is_no_message(reducer):
+    mesh = comm.make_mesh(2, jax.devices()[:4])
+    words = "the message is a dict, and a bucket reducer takes one array of one dim"
+    with pytest.raises(TypeError, match=words):
+        reducer.plan({"w": jax.ShapeDtypeStruct((4,), "float32")}, mesh.shape)
+    mapped = jax.shard_map(lambda x: reducer.reduce({"w": x}, ())[0], mesh=mesh, in_specs=P(comm.AXES), out_specs=P())
+    with pytest.raises(TypeError, match=words):
+        mapped(jnp.ones(16))
+
+
+@pytest.mark.parametrize("make", [all_reduce, comm.ring, comm.rooted, lambda axis: scattered(axis, all_reduce())])
+def test_an_axis_that_is_not_there_is_named(make):
+    with pytest.raises(ValueError, match="the mesh has no axis 'hosts', only 'host', 'device'"):
+        bucketed(make("hosts"), None).plan([jax.ShapeDtypeStruct((8,), "float32")], {"host": 2, "device": 2})
+
+
+@pytest.mark.parametrize("make", [comm.compressed, comm.compressed_scattered])
+def test_the_state_of_another_plan_is_refused(make):
+    mesh = comm.make_mesh(2, jax.devices()[:2])
+    reducer, other = (bucketed(make("host", codec=codecs.int8()), size) for size in (None, 32))
+    state = other.init([jax.ShapeDtypeStruct((8,), "float32")], mesh.shape)
+    mapped = jax.shard_map(
+        lambda x: reducer.reduce([x, x], state)[0], mesh=mesh, in_specs=P(comm.AXES), out_specs=[P(), P()]
+    )
+    with pytest.raises(ValueError, match="the message has 16 elements and its residual 8: the state is that of"):
+        mapped(jnp.ones(16))
+
+
+def test_a_loop_inside_shard_map_carries_the_state():
+    mesh = comm.make_mesh(2, jax.devices()[:4])
+    reducer = bucketed(comm.compressed_scattered(*comm.AXES, codec=codecs.int8()), None)
+
+    def sums(x):
+        def body(state, _):
+            totals, state = reducer.reduce([x], state)
+            return state, totals[0]
+
+        state = lax.pcast(reducer.init([x], mesh.shape), comm.AXES, to="varying")
+        return lax.scan(body, state, None, length=3)[1]
+
+    mapped = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=P(comm.AXES), out_specs=P()))
+    x = jnp.linspace(-1, 1, 64)
+    np.testing.assert_allclose(mapped(x).sum(0), 3 * x.reshape(4, 16).sum(0), atol=0.1)
 
 
 def test_cast_sends_half_the_bytes():

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxnet.comm.algorithms.factor import Axis, digit_of, groups_of, require_apart, summed_over
 from jaxnet.comm.collective import Collective, Kind, axes_size
+from jaxnet.comm.dtypes import require_array
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
 from jaxnet.comm.vma import require_varying, same_along
 
@@ -100,6 +101,7 @@ def cast(dtype: str, inner: Reducer) -> Reducer:
         raise ValueError(f"cast: wanted a floating-point dtype such as 'bfloat16', got {narrow!r}")
 
     def narrowed(spec: jax.ShapeDtypeStruct | jax.Array) -> jax.ShapeDtypeStruct:
+        require_array(spec, "the message")
         return jax.ShapeDtypeStruct(spec.shape, narrow if jnp.issubdtype(spec.dtype, jnp.floating) else spec.dtype)
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
@@ -118,6 +120,7 @@ def cast(dtype: str, inner: Reducer) -> Reducer:
 
 def part_spec(spec: jax.ShapeDtypeStruct | jax.Array, reducer: str, size: int) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the part of one of `size` devices; ValueError, which names the reducer, if there is none."""
+    require_array(spec, "the message")
     if len(spec.shape) != 1 or spec.shape[0] % size:
         raise ValueError(
             f"{reducer} takes a message of one dim whose length divides by {size}, the size of the axis; "
@@ -130,6 +133,7 @@ def _collectives(
     kind: Kind, axes: tuple[str, ...], spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes
 ) -> tuple[Collective, ...]:
     """The collective, or none where the axes hold one device: it is then the identity (law L4)."""
+    require_array(spec, "the message")
     size = axes_size(axes, axis_sizes)
     if size == 1:
         return ()

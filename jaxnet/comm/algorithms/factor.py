@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxnet.comm.collective import Collective
+from jaxnet.comm.collective import Collective, axis_size
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying, same_along
 
@@ -46,8 +46,8 @@ def digit_of(axis: Axis, axis_sizes: AxisSizes) -> Digit:
     Digit(axis='device', size=4, stride=2)
     """
     if isinstance(axis, str):
-        return Digit(axis, axis_sizes[axis], 1)
-    sizes = _sizes(axis_sizes[axis.axis], axis.most)
+        return Digit(axis, axis_size(axis, axis_sizes), 1)
+    sizes = _sizes(axis_size(axis.axis, axis_sizes), axis.most)
     return Digit(axis.axis, sizes[axis.index], math.prod(sizes[: axis.index]))
 
 

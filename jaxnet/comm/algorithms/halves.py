@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxnet.comm.algorithms.all_reduce import all_reduce
 from jaxnet.comm.algorithms.factor import Axis, digit_of, require_apart, summed_over
-from jaxnet.comm.algorithms.line import Hops, Line, backwards, line_of
+from jaxnet.comm.algorithms.hops import Hops, backwards
+from jaxnet.comm.algorithms.line import Line, line_of
 from jaxnet.comm.collective import Collective
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying

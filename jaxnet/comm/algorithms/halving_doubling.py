@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from jaxnet.comm.algorithms.all_reduce import part_spec
 from jaxnet.comm.algorithms.factor import Axis
 from jaxnet.comm.algorithms.halves import IDENTITY, Halves, Round, between
-from jaxnet.comm.algorithms.line import Line, ring_of
+from jaxnet.comm.algorithms.hops import ring_of
+from jaxnet.comm.algorithms.line import Line
 from jaxnet.comm.reducer import Reducer
 
 

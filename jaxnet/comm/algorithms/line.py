@@ -13,10 +13,9 @@ import numpy as np
 from jax import lax
 
 from jaxnet.comm.algorithms.factor import Axis, Digit, digit_of
+from jaxnet.comm.algorithms.hops import Hops
 from jaxnet.comm.collective import Collective
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes
-
-Hops = tuple[tuple[int, int], ...]
 
 # Axes of which only the root's value counts while an inner reducer is traced or planned. It is a context and not
 # an argument because an inner reducer is complete before it is put into an outer one.
@@ -112,20 +111,6 @@ def _in_mesh_order(axes: set[str], axis_sizes: AxisSizes) -> tuple[str, ...]:
         return tuple(axes)
     order = jax.sharding.get_abstract_mesh().axis_names if axis_sizes is BOUND_AXES else tuple(axis_sizes)
     return tuple(axis for axis in order if axis in axes)
-
-
-def ring_of(size: int, step: int) -> Hops:
-    """Every place sends to the one `step` further on.
-
-    >>> ring_of(3, 1)
-    ((0, 1), (1, 2), (2, 0))
-    """
-    return tuple((place, (place + step) % size) for place in range(size))
-
-
-def backwards(hops: Hops) -> Hops:
-    """Senders and receivers exchanged."""
-    return tuple((receiver, sender) for sender, receiver in hops)
 
 
 def _cuts(elements: int, itemsize: int, piece_bytes: int | None) -> Sequence[tuple[int, int]]:

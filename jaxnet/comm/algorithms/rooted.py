@@ -1,7 +1,6 @@
 """Reduce to one root along an axis, and broadcast from it: the trees of MPI, S-Caffe and parameter servers."""
 
 import math
-from collections.abc import Sequence
 from typing import get_args
 
 import jax
@@ -11,8 +10,9 @@ from jax import lax
 
 from jaxnet.comm.algorithms.factor import Axis
 from jaxnet.comm.algorithms.halves import IDENTITY, Halves, Round, between
-from jaxnet.comm.algorithms.line import Hops, Line, among_roots
-from jaxnet.comm.algorithms.trees import Edge, Rounds, Tree, rounds_of
+from jaxnet.comm.algorithms.line import Line, among_roots
+from jaxnet.comm.algorithms.trees import Edge, Rounds, Tree, hops_of, rounds_of
+from jaxnet.comm.dtypes import require_array
 from jaxnet.comm.reducer import AxisSizes, Plan, PyTree, Reducer
 
 
@@ -58,6 +58,7 @@ def rooted(
     chunks = chunks if tree == "chunked_chain" else 1
 
     def share(spec: jax.ShapeDtypeStruct | jax.Array, size: int) -> jax.ShapeDtypeStruct:
+        require_array(spec, "the message")
         if len(spec.shape) != 1 or (size > 1 and spec.shape[0] % chunks):
             raise ValueError(
                 f"rooted({axis!r}) takes a message of one dim whose length divides by {chunks}, the number of chunks; "
@@ -66,7 +67,7 @@ def rooted(
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
 
     def rounds(size: int, elements: int) -> list[Round]:
-        return [(_hops(edges), elements // chunks) for edges in rounds_of(tree, size, chunks)]
+        return [(hops_of(edges), elements // chunks) for edges in rounds_of(tree, size, chunks)]
 
     halves = Halves(
         lambda message, line: _reduce(message, line, rounds_of(tree, line.size, chunks), chunks),
@@ -92,17 +93,13 @@ def _by_roots(axis: Axis, inner: Reducer) -> Reducer:
     return Reducer(inner.init, reduce_fn, plan_fn)
 
 
-def _hops(edges: Sequence[Edge]) -> Hops:
-    return tuple((edge.sender, edge.receiver) for edge in edges)
-
-
 def _reduce(message: jax.Array, line: Line, rounds: Rounds, chunks: int) -> jax.Array:
     """The sum on place 0, sums of subtrees elsewhere."""
     for edges in rounds:
         sent = _Chunk({edge.sender: edge.chunk for edge in edges}, chunks, line)
         received = _Chunk({edge.receiver: edge.chunk for edge in edges}, chunks, line)
         # Where nothing arrives, zeros do.
-        more = line.send(sent.of(message), _hops(edges))
+        more = line.send(sent.of(message), hops_of(edges))
         message = received.put(message, received.of(message) + more)
     return message
 
@@ -113,7 +110,7 @@ def _broadcast(total: jax.Array, line: Line, rounds: Rounds, chunks: int) -> jax
         back = [Edge(edge.receiver, edge.sender, edge.chunk) for edge in edges]
         sent = _Chunk({edge.sender: edge.chunk for edge in back}, chunks, line)
         received = _Chunk({edge.receiver: edge.chunk for edge in back}, chunks, line)
-        arrived = line.send(sent.of(total), _hops(back))
+        arrived = line.send(sent.of(total), hops_of(back))
         # Added to zeros, a negative zero would lose its sign on the way: the bits must be those of the root.
         total = received.put(total, jnp.where(received.here(), arrived, received.of(total)))
     return total

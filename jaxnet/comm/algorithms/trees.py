@@ -4,8 +4,10 @@ A broadcast is the same schedule run backwards.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
+
+from jaxnet.comm.algorithms.hops import Hops
 
 Tree = Literal["binomial", "chain", "chunked_chain", "star"]
 
@@ -19,6 +21,11 @@ class Edge(NamedTuple):
 
 
 Rounds = tuple[tuple[Edge, ...], ...]
+
+
+def hops_of(edges: Sequence[Edge]) -> Hops:
+    """The same, without the chunks."""
+    return tuple((edge.sender, edge.receiver) for edge in edges)
 
 
 def binomial(size: int) -> Rounds:
@@ -67,12 +74,17 @@ def best_chunks(size: int, nbytes: float, latency: float, seconds_per_byte: floa
     Args:
         size: devices in the chain.
         nbytes: bytes of the message.
-        latency: seconds a message costs, however short (alpha).
+        latency: seconds a message costs, however short (alpha); above 0, or no number of chunks would be best.
         seconds_per_byte: what each byte adds (beta).
+
+    Raises:
+        ValueError: a latency of 0 or less.
 
     >>> best_chunks(8, 2**25, 50e-6, 8e-9)  # 32 MiB at 1 Gbit/s
     179
     """
+    if latency <= 0:
+        raise ValueError(f"latency must be above 0 seconds, got {latency}")
     exact = math.sqrt((size - 2) * nbytes * seconds_per_byte / latency) if size > 2 else 1.0
     around = {max(1, math.floor(exact)), max(1, math.ceil(exact))}
     return min(around, key=lambda k: (k + size - 2) * (latency + nbytes / k * seconds_per_byte))

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.buckets.merge import Groups
+from jaxnet.comm.buckets.order import in_place, reordered
 from jaxnet.comm.buckets.packing import pack, unpack
 from jaxnet.comm.buckets.plan import BucketPlan, Leaf, plan_buckets, plan_groups
 from jaxnet.comm.dtypes import require_summable
-from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
+from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.vma import require_varying, same_along, varying_axes
 
 
@@ -133,10 +134,7 @@ def _require_state(state: PyTree, plan: BucketPlan) -> None:
     """Raise ValueError unless there is a state for each message; `()`, for one, is not the state of no codec."""
     got = f"{len(state)}" if isinstance(state, tuple | list) else f"a {type(state).__name__}"
     if got != f"{len(plan.buckets)}":
-        raise ValueError(
-            f"wanted a tuple of {len(plan.buckets)} states, one a message, got {got}. "
-            "The first state is reducer.init(shapes, axis_sizes) of the same reducer, shapes and mesh."
-        )
+        raise ValueError(f"wanted a tuple of {len(plan.buckets)} states, one a message, got {got}. {FIRST_STATE}")
 
 
 def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
@@ -147,15 +145,11 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
     """
 
     def permuted(tree: PyTree) -> list[jax.Array]:
-        leaves = jax.tree.leaves(tree)
-        if sorted(order) != list(range(len(leaves))):
-            raise ValueError(f"order must be a permutation of the {len(leaves)} leaves, got {tuple(order)}")
-        return [leaves[index] for index in order]
+        return reordered(jax.tree.leaves(tree), order)
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         sums, state = inner.reduce(permuted(grads), state)
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return jax.tree.unflatten(jax.tree.structure(grads), [sums[index] for index in back]), state
+        return jax.tree.unflatten(jax.tree.structure(grads), in_place(sums, order)), state
 
     return Reducer(
         lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),

@@ -1,6 +1,7 @@
 """The order in which the backward pass produces gradients, read from the traced program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.extend.core import Literal
@@ -29,3 +30,24 @@ def backward_order(gradient: Callable[..., PyTree], *shapes: PyTree) -> tuple[in
     # Outputs that no operation makes are arguments or literals: ready from the start.
     ready = [-1 if isinstance(var, Literal) else made_at.get(var, -1) for var in jaxpr.outvars]
     return tuple(sorted(range(len(ready)), key=lambda leaf: (ready[leaf], -leaf)))
+
+
+def reordered(leaves: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The leaves, `leaves[order[0]]` first; ValueError unless `order` names each of them once.
+
+    >>> reordered("abc", (2, 0, 1))
+    ['c', 'a', 'b']
+    """
+    if sorted(order) != list(range(len(leaves))):
+        raise ValueError(f"order must be a permutation of the {len(leaves)} leaves, got {tuple(order)}")
+    return [leaves[index] for index in order]
+
+
+def in_place(ordered: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The leaves as they were: `in_place(reordered(leaves, order), order)` is `leaves`.
+
+    >>> in_place("cab", (2, 0, 1))
+    ['a', 'b', 'c']
+    """
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return [ordered[index] for index in back]

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.algorithms.all_reduce import scattered
-from jaxnet.comm.collective import Collective
+from jaxnet.comm.algorithms.hops import Hops, backwards, ring_of
+from jaxnet.comm.algorithms.trees import binomial, hops_of
+from jaxnet.comm.collective import Collective, axis_size
 from jaxnet.comm.mesh import HOST
-from jaxnet.comm.mpi.ranks import Hops, OneDevice, Ranks, carrier_of
+from jaxnet.comm.mpi.ranks import OneDevice, Ranks, carrier_of
 from jaxnet.comm.reducer import AxisSizes, KiB, Plan, Reducer, stateless
 from jaxnet.comm.vma import require_varying, same_along
 
@@ -70,7 +72,7 @@ def _over_ranks(axis: str, algorithm: Algorithm | None, ranks: Ranks) -> Reducer
         return same_along(message, (axis,))
 
     def plan(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
-        _check(spec, axis, axis_sizes[axis], ranks.size)
+        _check(spec, axis, axis_size(axis, axis_sizes), ranks.size)
         return Plan(planned(algorithm or choose_algorithm(spec, ranks.size), spec, ranks.size, axis), ranks.size)
 
     return stateless(reduce, plan)
@@ -106,9 +108,9 @@ def planned(algorithm: Algorithm, spec: jax.ShapeDtypeStruct, ranks: int, axis: 
         return (Collective("all-reduce", (axis,), ranks, elements, dtype, transport="mpi"),)
     if algorithm == "tree":
         up = _tree_rounds(ranks)
-        rounds, size = [*up, *map(_backwards, reversed(up))], elements
+        rounds, size = [*up, *map(backwards, reversed(up))], elements
     else:
-        rounds, size = 2 * (ranks - 1) * [_ring_hops(ranks)], elements // ranks
+        rounds, size = 2 * (ranks - 1) * [ring_of(ranks, 1)], elements // ranks
     return tuple(
         Collective("collective-permute", (axis,), ranks, size, dtype, pairs=hops, transport="mpi") for hops in rounds
     )
@@ -122,7 +124,7 @@ def _by_library(device: OneDevice, message: jax.Array) -> jax.Array:
 
 def _by_ring(device: OneDevice, message: jax.Array) -> jax.Array:
     rank, size = device.rank, device.size
-    hops, chunks = _ring_hops(size), message.reshape(size, -1)
+    hops, chunks = ring_of(size, 1), message.reshape(size, -1)
     travelling = chunks[rank]
     for step in range(1, size):
         travelling = _received(device.send(travelling, hops)) + chunks[(rank - step) % size]
@@ -139,7 +141,7 @@ def _by_tree(device: OneDevice, message: jax.Array) -> jax.Array:
         received = device.send(message, hops)
         message = message if received is None else message + received
     for hops in reversed(rounds):
-        received = device.send(message, _backwards(hops))
+        received = device.send(message, backwards(hops))
         message = message if received is None else received
     return message
 
@@ -152,18 +154,8 @@ def _received(value: jax.Array | None) -> jax.Array:
     return value
 
 
-def _ring_hops(ranks: int) -> Hops:
-    return tuple((rank, (rank + 1) % ranks) for rank in range(ranks))
-
-
 def _tree_rounds(ranks: int) -> list[Hops]:
-    """Rounds of a binomial reduction to rank 0: in round k, odd multiples of 2^k send to the even ones before them."""
-    steps = [2**k for k in range((ranks - 1).bit_length())]
-    return [tuple((rank, rank - step) for rank in range(step, ranks, 2 * step)) for step in steps]
-
-
-def _backwards(hops: Hops) -> Hops:
-    return tuple((receiver, sender) for sender, receiver in hops)
+    return [hops_of(edges) for edges in binomial(ranks)]
 
 
 def _check(message: jax.ShapeDtypeStruct | jax.Array, axis: str, size: int, ranks: int) -> None:

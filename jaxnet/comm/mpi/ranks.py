@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.algorithms.hops import Hops
 from jaxnet.comm.vma import same_along, varying_axes
-
-Hops = tuple[tuple[int, int], ...]
 
 # Set by launchers that start several processes, MPI's own and others.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "JAX_NUM_PROCESSES")

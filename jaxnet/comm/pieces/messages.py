@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
+from jaxnet.comm.buckets.order import in_place, reordered
 from jaxnet.comm.buckets.packing import pack, unpack
 from jaxnet.comm.buckets.plan import BucketPlan
 from jaxnet.comm.reducer import AxisSizes, PyTree, Reducer
@@ -33,14 +34,11 @@ class Messages:
 
     def pack(self, values: PyTree) -> list[jax.Array]:
         """The messages: arrays of one dim."""
-        leaves = jax.tree.leaves(values)
-        return pack(self.buckets, [leaves[index] for index in self.order])
+        return pack(self.buckets, reordered(jax.tree.leaves(values), self.order))
 
     def unpack(self, sums: Sequence[jax.Array]) -> PyTree:
         """The tree again: `unpack(pack(values))` is `values`."""
-        ordered = unpack(self.buckets, sums)
-        back = sorted(range(len(self.order)), key=self.order.__getitem__)
-        return jax.tree.unflatten(self.tree, [ordered[index] for index in back])
+        return jax.tree.unflatten(self.tree, in_place(unpack(self.buckets, sums), self.order))
 
 
 def messages_of(
@@ -59,7 +57,7 @@ def messages_of(
     """
     leaves, tree = jax.tree.flatten(shapes)
     order = tuple(range(len(leaves))) if order is None else tuple(order)
-    buckets = reducer.plan([leaves[index] for index in order], axis_sizes).buckets
+    buckets = reducer.plan(reordered(leaves, order), axis_sizes).buckets
     if reducer.message is None or buckets is None:
         raise ValueError("the reducer does not sum its messages one by one, as `bucketed` and `grouped` do")
     return Messages(reducer.message, buckets, order, tree)
