@@ -82,6 +82,7 @@ RECIPES = {
     "resnet50": _NORMALIZED,
     "resnet50_v1": _NORMALIZED,
     "resnet50_d": _NORMALIZED,
+    "cifar_resnet20": Recipe(1.0, None, "sgd", 0.05),
     "lstm": Recipe(1.0, None, "adamw", 5e-3),
     "vit_tiny": Recipe(0.25, None, "adamw", 2e-3, 0.05, fields=(("patch", 4),)),
 }

@@ -10,8 +10,8 @@ from jaxnet.comm.collective import axes_size
 from jaxnet.comm.reducer import AxisSizes
 from jaxnet.cost.bounds import Compute, Wire, bound_after, bound_deferred, bound_during, busiest_link, one_by_one
 
-# What XLA sends for replicated parameters: every gradient by itself, before it combines them as it likes.
-_BY_XLA = bucketed(all_reduce(*AXES), bucket_bytes=1, split=False)
+BY_XLA = bucketed(all_reduce(*AXES), bucket_bytes=1, split=False)
+"""What XLA sends for replicated parameters: every gradient by itself, before it combines them as it likes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def footprint(
     shapes: Sequence[jax.ShapeDtypeStruct], order: Sequence[int], strategy: Strategy, axis_sizes: AxisSizes
 ) -> Footprint:
     """The traffic of `strategy` for gradients of these shapes, which backward produces in `order`."""
-    reducer = strategy.reducer or _BY_XLA
+    reducer = strategy.reducer or BY_XLA
     plan = in_order(order, reducer).plan(list(shapes), axis_sizes)
     if plan.buckets is None or not plan.buckets.buckets:
         return Footprint(_schedule(strategy), plan.collectives, (), (order[0],))

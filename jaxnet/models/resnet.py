@@ -26,6 +26,7 @@ class _Residual(nn.Module):
         stride: of the block.
         stride_in_1x1: a bottleneck strides in its first convolution, not in its 3x3.
         average_down: the shortcut averages 2x2 pixels and then projects, rather than project every other pixel.
+        pad_shortcuts: the shortcut has every other pixel, and zeros in the channels that it lacks.
         dtype: of computation.
         norm_axes: mesh axes that share BatchNorm's statistics.
     """
@@ -34,6 +35,7 @@ class _Residual(nn.Module):
     stride: int
     stride_in_1x1: bool
     average_down: bool
+    pad_shortcuts: bool
     dtype: Dtype
     norm_axes: tuple[str, ...]
 
@@ -44,9 +46,12 @@ class _Residual(nn.Module):
         return BatchNorm(self.norm_axes, self.dtype, train=train, name=name, zero=zero)(x)
 
     def shortcut(self, x: jax.Array, channels: int, train: bool) -> jax.Array:
-        """`x` itself, or projected to `channels` at the block's stride."""
+        """`x` itself, or brought to `channels` at the block's stride."""
         if self.stride == 1 and x.shape[-1] == channels:
             return x
+        if self.pad_shortcuts:
+            every_other = x[:, :: self.stride, :: self.stride]
+            return jnp.pad(every_other, ((0, 0), (0, 0), (0, 0), (0, channels - x.shape[-1])))
         stride, index = self.stride, 0
         if self.average_down:
             if stride > 1:
@@ -97,6 +102,8 @@ class ResNet(nn.Module):
         channels: of the first stage; each further stage has twice as many.
         stride_in_1x1: bottlenecks stride in their first 1x1 convolution (version 1), not in their 3x3 (version 1.5).
         average_down: shortcuts average 2x2 pixels before they project (ResNet-D).
+        pad_shortcuts: shortcuts project nothing: they have every other pixel, and zeros in the channels that are new
+            (option A of the paper, which its networks for CIFAR-10 have).
         width: multiplies the channels.
         dtype: of computation; parameters, statistics and logits are float32.
         norm_axes: mesh axes that share BatchNorm's statistics.
@@ -109,6 +116,7 @@ class ResNet(nn.Module):
     channels: int = 64
     stride_in_1x1: bool = False
     average_down: bool = False
+    pad_shortcuts: bool = False
     width: float = 1.0
     dtype: Dtype = "float32"
     norm_axes: tuple[str, ...] = ()
@@ -117,6 +125,8 @@ class ResNet(nn.Module):
         require_positive(num_classes=self.num_classes, depths=self.depths, channels=self.channels)
         if self.stride_in_1x1 and self.block == "basic":
             raise InputError("stride_in_1x1 is of bottlenecks: the basic block has no 1x1 convolution")
+        if self.pad_shortcuts and (self.average_down or self.block == "bottleneck"):
+            raise InputError("pad_shortcuts is of basic blocks whose shortcuts do not average")
         super().__post_init__()
 
     @nn.compact
@@ -131,6 +141,7 @@ class ResNet(nn.Module):
                     stride=2 if stage > 0 and index == 0 else 1,
                     stride_in_1x1=self.stride_in_1x1,
                     average_down=self.average_down,
+                    pad_shortcuts=self.pad_shortcuts,
                     dtype=self.dtype,
                     norm_axes=self.norm_axes,
                     name=f"layer{stage + 1}_{index}",
@@ -205,9 +216,7 @@ def resnet152(num_classes: int = 1000, **fields: Any) -> ResNet:
 
 
 def cifar_resnet(layers: int = 20, num_classes: int = 10, **fields: Any) -> ResNet:
-    """The networks of He et al. (2016), section 4.2, for images of 32x32: 16, 32 and 64 channels.
-
-    Shortcuts that change the shape are projections, which adds 1 % to the paper's parameters.
+    """The networks of He et al. (2016), section 4.2, for images of 32x32: 16, 32 and 64 channels, no projections.
 
     Args:
         layers: 20, 32, 44, 56, 110 or another `6 n + 2`.
@@ -217,4 +226,4 @@ def cifar_resnet(layers: int = 20, num_classes: int = 10, **fields: Any) -> ResN
     blocks, rest = divmod(layers - 2, 6)
     if blocks < 1 or rest:
         raise InputError(f"layers must be 6 n + 2, such as 20, 32 or 56, got {layers}")
-    return ResNet(num_classes, (blocks,) * 3, "basic", "small", channels=16, **fields)
+    return ResNet(num_classes, (blocks,) * 3, "basic", "small", channels=16, pad_shortcuts=True, **fields)

@@ -13,7 +13,16 @@ from jaxnet.models.googlenet import GoogLeNet
 from jaxnet.models.inception_v3 import InceptionV3
 from jaxnet.models.lstm import LSTM
 from jaxnet.models.nin import NetworkInNetwork
-from jaxnet.models.resnet import resnet18, resnet34, resnet50, resnet50_d, resnet50_v1, resnet101, resnet152
+from jaxnet.models.resnet import (
+    cifar_resnet,
+    resnet18,
+    resnet34,
+    resnet50,
+    resnet50_d,
+    resnet50_v1,
+    resnet101,
+    resnet152,
+)
 from jaxnet.models.vgg import VGG
 from jaxnet.models.vit import vit_small, vit_tiny
 
@@ -55,6 +64,7 @@ MNIST = (28, 28, 1)
 _VGG = "Simonyan and Zisserman, 2015; torchvision"
 _GOOGLENET = "Szegedy et al., 2015"
 _RESNET = "He et al., 2016; torchvision"
+_CIFAR_RESNET = "He et al., 2016, section 4.2"
 _DEIT = "Dosovitskiy et al., 2021; DeiT in timm"
 _CAFFE_CIFAR = "Caffe's CIFAR-10 example"
 
@@ -83,6 +93,11 @@ ZOO: dict[str, Entry] = {
     "resnet50_d": Entry(resnet50_d, IMAGENET, 1000, 25_576_264, "He et al., 2019; timm"),
     "resnet101": Entry(resnet101, IMAGENET, 1000, 44_549_160, _RESNET),
     "resnet152": Entry(resnet152, IMAGENET, 1000, 60_192_808, _RESNET),
+    "cifar_resnet20": Entry(partial(cifar_resnet, 20), CIFAR, 10, 269_722, _CIFAR_RESNET),
+    "cifar_resnet32": Entry(partial(cifar_resnet, 32), CIFAR, 10, 464_154, _CIFAR_RESNET),
+    "cifar_resnet44": Entry(partial(cifar_resnet, 44), CIFAR, 10, 658_586, _CIFAR_RESNET),
+    "cifar_resnet56": Entry(partial(cifar_resnet, 56), CIFAR, 10, 853_018, _CIFAR_RESNET),
+    "cifar_resnet110": Entry(partial(cifar_resnet, 110), CIFAR, 10, 1_727_962, _CIFAR_RESNET),
     "lstm": Entry(LSTM, MNIST, 10, 81_674, "Hochreiter and Schmidhuber, 1997; rows of pixels, 128 units"),
     "vit_tiny": Entry(vit_tiny, IMAGENET, 1000, 5_717_416, _DEIT),
     "vit_small": Entry(vit_small, IMAGENET, 1000, 22_050_664, _DEIT),

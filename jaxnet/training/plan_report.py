@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, mesh_size, stacked_filled, wire_bytes_per_axis
+from jaxnet.cost.footprint import BY_XLA
 from jaxnet.training.experiment import Experiment
 
 PyTree = Any
@@ -101,13 +102,11 @@ def _sent(experiment: Experiment) -> dict[str, int]:
 def wire_bytes_per_step(experiment: Experiment, mesh: Mesh) -> int:
     """Bytes that the busiest device sends in a step, in the mean over the run's steps.
 
-    If XLA reduces: those of a ring all-reduce of all gradients.
+    If XLA reduces: those of a ring all-reduce of each gradient.
     """
     if experiment.reducer is not None:
         return sum(_sent(experiment).values())
-    devices = mesh_size(mesh)
-    leaves = jax.tree.leaves(_params(experiment))
-    return sum(2 * (devices - 1) * leaf.size * leaf.dtype.itemsize // devices for leaf in leaves)
+    return sum(wire_bytes_per_axis(BY_XLA.plan(_params(experiment), mesh.shape).collectives).values())
 
 
 def plan_text(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> str:

@@ -9,8 +9,11 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
+import train
 from jaxnet.data import TFDS, ArraySource, FashionMNIST, RecordSource, Shard, eval_batches, train_batches
 from jaxnet.errors import InputError
+from jaxnet.training.settings.file import load_config
+from support.programs import ROOT
 
 pytestmark = pytest.mark.usefixtures("_no_network")
 LABEL = tfds.features.ClassLabel(num_classes=5)
@@ -23,11 +26,11 @@ def encoded(array: np.ndarray, mode: str | None = None) -> bytes:
     return file.getvalue()
 
 
-def prepare(root: Path, features: dict, examples: list[dict], per_file: int = 100) -> None:
-    """Write a data set 'toy' with one split, 'train'."""
-    directory = root / "toy/1.0.0"
+def prepare(root: Path, features: dict, examples: list[dict], per_file: int = 100, at: str = "toy/1.0.0") -> None:
+    """Write a data set with one split, 'train'."""
+    directory, (name, version) = root / at, at.split("/")
     directory.mkdir(parents=True)
-    identity = tfds.core.DatasetIdentity(name="toy", version="1.0.0", data_dir=str(directory), module_name="toy")
+    identity = tfds.core.DatasetIdentity(name=name, version=version, data_dir=str(directory), module_name=name)
     info = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features))
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=per_file, file_format="array_record")
     writer.initialize_splits(["train"])
@@ -250,3 +253,18 @@ def test_a_record_that_is_damaged_is_found_when_it_is_read(tmp_path):
     source = TFDS("toy", data_dir=str(tmp_path), in_memory_bytes=0).load("train")
     with pytest.raises(InputError, match=rf"the data set toy in {tmp_path}/toy/1.0.0 is damaged: .* prepare it again"):
         list(eval_batches(source, batch_size=8, shard=Shard(0, 1)))
+
+
+def test_the_config_of_cifar10_trains_on_what_tfds_prepares(tmp_path):
+    pixels = np.random.RandomState(2).randint(0, 256, (40, 32, 32, 3)).astype(np.uint8)
+    features = {
+        "id": tfds.features.Text(),
+        "image": tfds.features.Image(shape=(32, 32, 3)),
+        "label": tfds.features.ClassLabel(num_classes=10),
+    }
+    examples = [{"id": str(i), "image": encoded(image), "label": i % 10} for i, image in enumerate(pixels)]
+    prepare(tmp_path, features, examples, at=f"cifar10/{tfds.builder('cifar10', data_dir=tmp_path).version}")
+    overrides = [f"data.data_dir={tmp_path}", "data.test_split=train[:8]", "batch_size=8", "eval_batch_size=8"]
+    config = load_config(ROOT / "configs/cifar10_resnet20.py", [*overrides, "epochs=0.4", "model.width=0.5"])
+    summary = train.train(config, tmp_path / "run", quiet=True)
+    assert (summary["steps"], summary["finished"]) == (2, True)

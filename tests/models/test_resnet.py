@@ -37,15 +37,33 @@ def outputs(module, image):
 
 @pytest.mark.parametrize(("layers", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
 def test_networks_of_cifar_have_the_parameters_of_the_paper(layers, millions):
-    """Table 6 of He et al. (2016); our shortcuts are projections, which adds 1 % and less."""
-    assert count(cifar_resnet(layers)) / 1e6 == pytest.approx(millions, rel=0.02)
+    """Table 6 of He et al. (2016), which has two digits."""
+    digits = 1 if layers == 110 else 2
+    assert round(count(cifar_resnet(layers)) / 1e6, digits) == millions
 
 
 def test_the_smallest_network_of_cifar_by_hand():
     convolutions = 9 * (3 * 16 + 6 * 16 * 16 + 16 * 32 + 5 * 32 * 32 + 32 * 64 + 5 * 64 * 64)
-    shortcuts = 16 * 32 + 32 * 64
-    norms = 2 * (7 * 16 + 7 * 32 + 7 * 64)
-    assert count(cifar_resnet(20)) == convolutions + shortcuts + norms + 64 * 10 + 10 == 272_474
+    norms = 2 * (7 * 16 + 6 * 32 + 6 * 64)
+    assert count(cifar_resnet(20)) == convolutions + norms + 64 * 10 + 10 == 269_722
+
+
+def test_a_padded_shortcut_is_every_other_pixel_and_zeros():
+    """The last scales of a new network are zero, so that its blocks are the ReLU of their shortcuts."""
+    module, images = cifar_resnet(8), jax.random.normal(jax.random.key(0), (2, 9, 8, 3))
+    _, seen = module.init_with_output(jax.random.key(1), images, train=False, capture_intermediates=True)
+    first, second, third = (seen["intermediates"][f"layer{stage}_0"]["__call__"][0] for stage in (1, 2, 3))
+    assert (first.shape, second.shape, third.shape) == ((2, 9, 8, 16), (2, 5, 4, 32), (2, 3, 2, 64))
+    assert (second[..., :16] == first[:, ::2, ::2]).all()
+    assert (third[..., :32] == second[:, ::2, ::2]).all()
+    assert not second[..., 16:].any()
+    assert not third[..., 32:].any()
+
+
+@pytest.mark.parametrize("fields", [{"average_down": True, "block": "basic"}, {"block": "bottleneck"}])
+def test_padded_shortcuts_are_of_basic_blocks(fields):
+    with pytest.raises(InputError, match="pad_shortcuts is of basic blocks"):
+        ResNet(10, pad_shortcuts=True, **fields)
 
 
 def test_stages_have_the_sizes_of_the_paper():

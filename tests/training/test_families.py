@@ -25,6 +25,7 @@ def test_a_recipe_fits_its_network(model):
 
 def test_every_kind_of_network_has_a_recipe():
     depths = {"vgg13", "vgg19", "vgg13_bn", "vgg19_bn", "resnet34", "resnet101", "resnet152", "vit_small"}
+    depths |= {f"cifar_resnet{layers}" for layers in (32, 44, 56, 110)}
     assert set(ZOO) - set(benchmark.RECIPES) == depths  # the rest differ from one with a recipe in depth
 
 
