@@ -23,7 +23,7 @@ from jaxnet.cli.parser import Parser, given_path
 from jaxnet.cluster.leave import leave
 from jaxnet.cluster.progress import noted
 from jaxnet.cluster.start import start
-from jaxnet.data import Inputs, Source, inputs_of
+from jaxnet.data import Inputs, Source, inputs_of, open_split
 from jaxnet.errors import InputError, exit_cleanly, say
 from jaxnet.report.goodput import ending_text
 from jaxnet.training.config import Config
@@ -49,6 +49,7 @@ from jaxnet.training.run.workdir import Fence, finished, opened
 from jaxnet.training.settings.file import load_config
 from jaxnet.training.settings.keys import to_json
 from jaxnet.training.settings.recipe import strange
+from jaxnet.training.steps.initial import initial_text
 
 
 class Run(NamedTuple):
@@ -97,7 +98,7 @@ def ready(
     place = meet(config)
 
     # ---- Data: a batch is a function of (seed, step) ------------------------------------------------------
-    source, test_source = config.data.load("train"), config.data.load("test")
+    source, test_source = open_split(config.data, "train"), open_split(config.data, "test")
 
     # ---- Model, optimizer, strategy, step: shapes and functions, no arrays yet ----------------------------
     experiment = prepare(config, place.mesh, source, test_source)
@@ -138,6 +139,8 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
         closing(stream(config, experiment, place, run.source, first_step)) as batches,
     ):
         display.say(to_json(config) if run.beginning.fresh else f"continuing {workdir} from step {first_step}")
+        if run.beginning.fresh and config.initial_weights is not None:
+            display.say(initial_text(Path(config.initial_weights), experiment.variables))
         if not goes_on:
             display.say(f"nothing to train: this config ends at step {experiment.total_steps}")
         display.say(plan_text(experiment, place.mesh, run.step.check))

@@ -106,9 +106,11 @@ def _open_data(config: "Config") -> str:
     """What both splits hold, after a look at the last examples of each."""
     import numpy as np
 
+    from jaxnet.data import open_split
+
     said = []
     for split in ("train", "test"):
-        source = config.data.load(split)
+        source = open_split(config.data, split)
         source.rows(np.arange(source.num_examples)[-1:])
         said.append(f"{source.num_examples:,} examples to {split}")
     return ", ".join(said)

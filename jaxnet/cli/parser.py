@@ -19,6 +19,7 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
         self._commands: dict[str, Parser] = {}
+        self._chosen: Parser | None = None
 
     def add_commands(self, metavar: str) -> "argparse._SubParsersAction[Parser]":
         """Where sub-commands are added; one of them is then required."""
@@ -36,6 +37,7 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(args[0], self._commands, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(self._commands)}"
             self.error(f"{self.prog} has no command {args[0]!r}; {hint}")
+        self._chosen = self._commands.get(args[0]) if args else None
         namespace, rest = super().parse_known_args(args, namespace)
         if hasattr(namespace, "overrides"):
             # The base class takes them from one place alone.
@@ -45,14 +47,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what `exit_cleanly` prints."""
+        if self._chosen is not None:  # the base class has the outermost parser complain of what none has taken
+            self._chosen.error(message)
         unknown = re.match("unrecognized arguments: (-[^ =]+)", message)
-        near = difflib.get_close_matches(unknown[1], self._flags(), n=1) if unknown else []
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError(f"{message}{hint} (see {self.prog} --help)")
-
-    def _flags(self) -> set[str]:
-        inner = (command._flags() for command in self._commands.values())
-        return set(self._option_string_actions).union(*inner)
 
 
 def positive(text: str) -> int:

@@ -49,13 +49,14 @@ def run(args: argparse.Namespace) -> int:
     jax.config.update("jax_num_cpu_devices", hosts * devices)
 
     from jaxnet.comm import make_mesh, verify
+    from jaxnet.data import open_split
     from jaxnet.training.experiment import prepare
     from jaxnet.training.plan_report import plan_json, plan_text
     from jaxnet.training.settings.file import load_config
 
     config = load_config(args.config, args.overrides)
     mesh = make_mesh(hosts)
-    experiment = prepare(config, mesh, config.data.load("train"))
+    experiment = prepare(config, mesh, open_split(config.data, "train"))
     compiled = experiment.step.lower(experiment.state_shapes, experiment.batch_shapes).compile()
     check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
     if args.json:

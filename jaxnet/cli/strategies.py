@@ -93,12 +93,13 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
     jax.config.update("jax_num_cpu_devices", hosts * devices)
 
     from jaxnet.comm import make_mesh
+    from jaxnet.data import open_split
     from jaxnet.training.experiment import prepare
     from jaxnet.training.settings.file import load_config
 
     config = load_config(args.config, args.overrides)
     mesh = make_mesh(hosts)
-    experiment = prepare(config, mesh, config.data.load("train"))
+    experiment = prepare(config, mesh, open_split(config.data, "train"))
     shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
     shapes = [shapes[index] for index in experiment.order]
     rows = _planned(config, shapes, dict(mesh.shape), experiment.total_steps)

@@ -28,5 +28,6 @@ from jaxnet.data.source import Dataset as Dataset
 from jaxnet.data.source import RandomSource as RandomSource
 from jaxnet.data.source import RecordSource as RecordSource
 from jaxnet.data.source import Source as Source
+from jaxnet.data.source import open_split as open_split
 from jaxnet.data.synthetic import Synthetic as Synthetic
 from jaxnet.data.tfds import TFDS as TFDS

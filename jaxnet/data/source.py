@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import traceback
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +14,7 @@ from jaxnet.data.labels import require_labels
 from jaxnet.data.modes import PILLOW_MODES, to_mode
 from jaxnet.errors import InputError
 
+_SOURCE = ("num_examples", "num_classes", "image_shape", "rows")
 _CHUNK = 1024  # examples decoded at once when a source is read into memory
 
 
@@ -51,6 +53,31 @@ class Dataset(Protocol):
 
     def load(self, split: str) -> Source:
         """Open one split; InputError if it cannot be had, and how to get it."""
+
+
+def open_split(dataset: Dataset, split: str) -> Source:
+    """`dataset.load(split)`, whose errors become one that names the data set and the line, if it is a user's own.
+
+    Raises:
+        InputError: whatever it raises, or what it gives is no source.
+    """
+    kind = type(dataset)
+    try:
+        source = dataset.load(split)
+    except InputError:
+        raise
+    except Exception as error:
+        if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            raise  # a mistake of ours: its traceback is wanted
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"data: {kind.__qualname__}.load({split!r}) failed in line {last.lineno} of {last.filename}"
+        raise InputError(f"{where}: {type(error).__name__}: {error}") from error
+    if lacking := [name for name in _SOURCE if not hasattr(source, name)]:
+        raise InputError(
+            f"data: {kind.__qualname__}.load({split!r}) gave a {type(source).__name__} without {', '.join(lacking)}: "
+            "wanted a Source, such as jaxnet.data.ArraySource"
+        )
+    return source
 
 
 def require_split(split: str) -> None:

@@ -13,7 +13,7 @@ from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.network import Architecture, Weights, in_dtype
 from jaxnet.models import network_options
-from jaxnet.models.zoo import ZOO
+from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.training.loss import Pixels
 
 _WARM_UP = 3  # calls of each program that are not timed
@@ -109,7 +109,7 @@ def bench_inference(
 
 def _architecture(name: str, dtype: str, width: float, image: int | None) -> Architecture:
     if name not in ZOO:
-        raise InputError(f"--model {name}: wanted one of {', '.join(ZOO)}")
+        raise InputError(f"--model {name}: there is no such network; {nearest(name)}")
     entry = ZOO[name]
     height, wide, channels = entry.image
     shape = (height, wide, channels) if image is None else (image, image, channels)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxnet.checkpoints import Best, Found, find_checkpoint, read_leaves
-from jaxnet.data import Inputs, inputs_of
+from jaxnet.data import Inputs, inputs_of, open_split
 from jaxnet.errors import InputError
 from jaxnet.inference.exported import load_exported
 from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
@@ -155,7 +155,7 @@ def _architecture(found: Found, config: str | Path | None) -> Architecture:
 def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs:
     """As they were saved; a run that saved none had a data set, which can be asked."""
     saved = extra.get("inputs")
-    return inputs_of(data().load("test")) if saved is None else Inputs.from_json(saved)
+    return inputs_of(open_split(data(), "test")) if saved is None else Inputs.from_json(saved)
 
 
 def _weights(found: Found, architecture: Architecture) -> Weights:

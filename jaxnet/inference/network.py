@@ -84,7 +84,7 @@ class Architecture:
         try:
             result = jax.eval_shape(self.probabilities, self.shapes, self.images(2))
         except Exception as error:  # whatever the network has against the images
-            raise InputError(f"{where}: the network cannot be made again: {error}") from error
+            raise InputError(f"{where}: the network cannot be built: {error}") from error
         if len(result.shape) != 2 or result.shape[1] < self.inputs.num_classes:
             raise InputError(
                 f"{where}: the network gives {list(result.shape[1:])} numbers an image for "

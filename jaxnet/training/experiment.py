@@ -109,6 +109,12 @@ class Experiment:
     layers: tuple[ShardedDense, ...]
     first_state: Callable[[], TrainState]
 
+    @property
+    def variables(self) -> Variables:
+        """Shapes of the model's variables, whole; of an ensemble they lead with [members]."""
+        whole = self.layout.whole_shapes
+        return Variables(whole.params, whole.stats)
+
     def mesh_over_ranks(self, mesh: Mesh) -> dict[str, int]:
         """Sizes of the axes of the whole run, in which ranks of MPI are hosts."""
         return {**mesh.shape, HOST: mesh.shape[HOST] * self.ranks}

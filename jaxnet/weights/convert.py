@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping
 
+import jax.numpy as jnp
 import numpy as np
 
+from jaxnet.errors import InputError
 from jaxnet.weights.names import is_auxiliary, tensor_name, variable_name
 from jaxnet.weights.report import Misfit, Report
 from jaxnet.weights.target import Map, Target
@@ -23,12 +25,18 @@ def convert(
         tensors: the file's.
         target: the model.
         new_head: leave out the classifiers, whatever their shape.
+
+    Raises:
+        InputError: a tensor of the model is not of floating-point numbers, or one of its numbers is not finite.
     """
     named = {
         name: variable for name, tensor in tensors.items() if (variable := variable_name(name, tensor.ndim)) is not None
     }
     found = {variable: name for name, variable in named.items() if variable in target.shapes}
     dropped = target.heads if new_head else frozenset()
+    for variable, name in found.items():
+        if variable not in dropped:
+            _require_weights(name, tensors[name])
     fitting = {
         variable: converted(tensors[name], variable, target)
         for variable, name in found.items()
@@ -66,6 +74,15 @@ def converted(tensor: np.ndarray, variable: str, target: Target) -> np.ndarray |
     if array is None or array.shape != shape:
         return None
     return np.ascontiguousarray(array, np.float32)
+
+
+def _require_weights(name: str, tensor: np.ndarray) -> None:
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise InputError(
+            f"{name} is {tensor.dtype}: wanted floating-point numbers, as a network has them before it is quantized"
+        )
+    if bad := int((~np.isfinite(tensor.astype(np.float32))).sum()):
+        raise InputError(f"{name} has {bad} of {tensor.size} numbers that are not finite: take another checkpoint")
 
 
 def _arranged(tensor: np.ndarray, variable: str, dims: int, flattened: Map | None) -> np.ndarray | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxnet.data
-from jaxnet.data import ArraySource, Digits, Synthetic, source
+from jaxnet.data import ArraySource, Digits, Synthetic, open_split, source
 from jaxnet.errors import InputError
 
 FILES = Path(jaxnet.data.__file__).parent
@@ -25,6 +25,36 @@ def test_rows_come_in_the_order_asked_for():
     assert rows["image"].reshape(3, 2).tolist() == [[4, 5], [0, 1], [4, 5]]
     assert rows["label"].tolist() == [1, 2, 1]
     assert (six.num_examples, six.image_shape, six.num_classes) == (3, (1, 2, 1), 3)
+
+
+class Own:
+    """A user's own data set, outside this package."""
+
+    def __init__(self, load):
+        self.load = load
+
+
+def test_what_goes_wrong_in_a_users_data_set_is_one_error_with_its_line():
+    def load(split):
+        return {"train": 1}[split]
+
+    line = load.__code__.co_firstlineno + 1
+    with pytest.raises(InputError, match=rf"data: Own.load\('test'\) failed in line {line} of .*py: KeyError: 'test'"):
+        open_split(Own(load), "test")
+    with pytest.raises(InputError, match=r"gave a int without num_examples, num_classes, image_shape, rows: wanted"):
+        open_split(Own(load), "train")
+    assert open_split(Own(Digits().load), "test").num_examples == 360
+
+
+def test_an_error_of_our_own_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(Digits, "load", lambda self, split: [][0])
+    with pytest.raises(IndexError):
+        open_split(Digits(), "train")
+
+
+def test_what_the_data_set_itself_says_is_kept():
+    with pytest.raises(InputError, match="split 'dev' does not exist: use 'train' or 'test'"):
+        open_split(Own(Digits().load), "dev")
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,14 @@ TINY = ["bench", "inference", "--model", "cifar10_quick", "--width", "0.125", "-
 
 WRONG = {
     "no model": ("bench inference", "the following arguments are required: --model"),
-    "model": ("bench inference --model alexnett", "--model alexnett: wanted one of alexnet, "),
+    "model": (
+        "bench inference --model alexnett",
+        "--model alexnett: there is no such network; did you mean 'alexnet'?",
+    ),
     "batch": ("bench inference --model lstm --batch 1,x", "--batch: 'x' must be a whole number of at least 1"),
     "dtype": ("bench inference --model lstm --dtype int8", f"dtype int8: wanted one of {', '.join(DTYPES)}"),
     "width": ("bench inference --model lstm --width 0", "--width: '0' must be a number above 0, up to 16"),
-    "image": ("bench inference --model alexnet --image 9", "--model alexnet --image 9: the network cannot be made"),
+    "image": ("bench inference --model alexnet --image 9", "--model alexnet --image 9: the network cannot be built"),
     "plot": ("bench inference --model lstm --plot a.svg", "--plot a.svg: wanted a file name that ends in .png"),
 }
 

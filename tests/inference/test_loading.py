@@ -125,7 +125,7 @@ def test_the_config_beside_the_checkpoints_is_not_believed(copy):
         ("model.hidden", "many", "its model, jaxnet.models.cnn.CNN, cannot be made again"),
         ("model.smooth", "yes", "model.smooth is 'yes', wanted true or false"),
         ("model.nothing", 1, "cannot be made again: .*nothing"),
-        ("model.widths", [4] * 9, "the network cannot be made again: images of 8x8 are too small"),
+        ("model.widths", [4] * 9, "the network cannot be built: images of 8x8 are too small"),
         ("pixels", "os.environ", "its pixels is 'os.environ', which is not of jaxnet"),
     ],
 )

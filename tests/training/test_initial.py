@@ -79,6 +79,20 @@ def test_what_was_left_out_starts_as_it_would_without_the_file(tmp_path):
     assert_same(evaluated(replace(CONFIG, initial_weights=path)), {**body, **{name: fresh[name] for name in HEAD}})
 
 
+def test_a_run_says_what_it_begins_with(tmp_path, capsys):
+    values = variables_of(MODEL)
+    body = {name: value for name, value in values.items() if name not in HEAD}
+    path = written(tmp_path / "weights.safetensors", body, HEAD)
+    train(replace(CONFIG, initial_weights=path, epochs=0.5), tmp_path / "run")
+    line = (
+        f"{len(body)} variables begin as those of cnn in {path} (from cnn.pth); at random, because the import left "
+        "them out: params/dense_1/bias, params/dense_1/kernel"
+    )
+    assert line in capsys.readouterr().out.splitlines()
+    train(replace(CONFIG, initial_weights=path, epochs=1), tmp_path / "run", allow_config_change=True)
+    assert "begin as those of" not in capsys.readouterr().out
+
+
 def test_colours_are_summed_for_grey_images(tmp_path):
     colour = variables_of(MODEL, image=(8, 8, 3))
     path = written(tmp_path / "weights.safetensors", colour)

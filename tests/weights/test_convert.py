@@ -10,6 +10,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 from jax import lax
 
+from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.weights import Target, convert, target_of
 from jaxnet.weights.convert import converted, torch_shape
@@ -85,6 +86,27 @@ def test_all_become_float32(target):
     assert {array.dtype.name for array in variables.values()} == {"float32"}
     exact = tensors["classifier.2.weight"].astype(np.float32).T
     np.testing.assert_array_equal(variables["params/classifier_2/kernel"], exact)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensor: tensor.astype(np.int8), r"features.0.weight is int8: wanted floating-point numbers"),
+        (lambda tensor: tensor.astype(np.complex64), r"features.0.weight is complex64: wanted"),
+        (lambda tensor: np.where(tensor == tensor.max(), np.nan, tensor), r"has 1 of 216 numbers that are not finite"),
+        (lambda tensor: np.full_like(tensor, np.inf).astype(jnp.bfloat16), r"has 216 of 216 numbers that are not fin"),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused(target, change, words):
+    tensors = tensors_for(target)
+    spoilt = {**tensors, "features.0.weight": change(tensors["features.0.weight"])}
+    with pytest.raises(InputError, match=words):
+        convert(spoilt, target)
+
+
+def test_what_a_new_head_replaces_may_hold_anything(target):
+    tensors = {**tensors_for(target), "classifier.2.bias": np.full(3, np.nan, np.float32)}
+    assert convert(tensors, target, new_head=True)[1].unmatched == 0
 
 
 def test_a_convolution_over_the_whole_map_is_a_dense_layer(target):

@@ -103,7 +103,7 @@ def _parse(name: str) -> tuple[str, dict[str, Any]]:
     if base not in STRATEGIES:
         near = difflib.get_close_matches(base, STRATEGIES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no strategy {base!r}; {hint}There are: {', '.join(STRATEGIES)}")
+        raise ValueError(f"no strategy {base!r}; {hint}there are: {', '.join(STRATEGIES)}")
     given: dict[str, Any] = {}
     for key, value in (_setting(base, setting) for setting in settings):
         if key in given:

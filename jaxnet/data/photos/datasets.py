@@ -55,8 +55,10 @@ class Photos:
 
     def __post_init__(self) -> None:
         EvaluationView(self.test_size, self.test_resize)  # refuses what cannot be
-        if self.size < 1 or self.max_damaged < 0 or (self.threads is not None and self.threads < 1):
-            raise InputError(f"size and threads must be at least 1 and max_damaged at least 0, got {self}")
+        for name, least in {"size": 1, "max_damaged": 0, "threads": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be at least {least}, got {value}")
 
     @property
     def decoder(self) -> str:

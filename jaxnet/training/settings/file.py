@@ -108,7 +108,8 @@ def _replaced(node: Any, path: list[str], key: str, text: str, root: Any) -> Any
         value = _replaced(old, rest, key, text, root)
     elif is_group(old):
         inner = ", ".join(f"{key}.{name}" for name in field_types(old))
-        raise InputError(f"{key} is a group of keys, not a value; set one of {inner or 'none: it has no keys'}")
+        cure = f"set one of {inner}" if inner else "it has none; another one is set in the config file"
+        raise InputError(f"{key} is a group of keys, not a value; {cure}")
     else:
         value = parse_value(text, kinds[name], key)
     try:
@@ -123,5 +124,6 @@ def _unknown_key(key: str, root: Any) -> str:
     # A wrong path with a right last word is the commonest slip of all.
     same_word = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
     guesses = " or ".join(map(repr, same_word or near))
-    hint = f"did you mean {guesses}?" if guesses else f"there are: {', '.join(keys)}"
+    beside = [other for other in keys if other.startswith(f"{key.rpartition('.')[0]}.")]
+    hint = f"did you mean {guesses}?" if guesses else f"there are: {', '.join(beside or keys)}"
     return f"no config key {key!r}; {hint}"

@@ -46,6 +46,15 @@ def initial_values(path: Path, shapes: Variables) -> dict[str, np.ndarray]:
     return values
 
 
+def initial_text(path: Path, shapes: Variables) -> str:
+    """What of a model a file of `jaxnet import` begins, and what begins at random, as a line for a person."""
+    given, about = read_variables(path)
+    fresh = [name for name in _named(shapes) if name not in given]
+    shown = ", ".join(fresh[:_SHOWN]) + (f" and {len(fresh) - _SHOWN} more" if len(fresh) > _SHOWN else "")
+    rest = f"; at random, because the import left them out: {shown}" if fresh else ""
+    return f"{len(given)} variables begin as those of {about.model} in {path} (from {about.source_file}){rest}"
+
+
 def with_values(variables: Variables, values: Mapping[str, jax.Array]) -> Variables:
     """The variables with those values in the place of their own, in every member of an ensemble; to be traced.
 
