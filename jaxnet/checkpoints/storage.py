@@ -70,6 +70,6 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
     with ocp.PyTreeCheckpointer() as orbax:
         asked = ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True)
-        arrays = orbax.restore(path, args=asked)
+        arrays = orbax.restore(path.absolute(), args=asked)  # it takes no other
     names = jax.tree.leaves(nested({name: name for name in like}))
     return dict(zip(names, jax.tree.leaves(arrays), strict=True))

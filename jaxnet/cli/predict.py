@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from jaxnet.cli.parser import Parser, given_path, positive
@@ -80,12 +81,20 @@ def run(args: argparse.Namespace) -> int:
     return _print(predictor, args)
 
 
+def _paths(stdin: Iterable[bytes]) -> Iterator[str]:
+    """The lines of `stdin`; InputError where they are of an image, or end in NUL as those of `find -print0`."""
+    for line in stdin:
+        if b"\0" in line or line.startswith((b"\x89PNG", b"\xff\xd8\xff")):
+            raise InputError("-: stdin holds other bytes than paths of images: wanted one path a line")
+        yield os.fsdecode(line)
+
+
 def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
     from jaxnet.inference.answers import as_json, as_text
     from jaxnet.inference.files import image_files
 
     count = damaged = 0
-    lines = map(os.fsdecode, sys.stdin.buffer) if "-" in args.images else ()  # names of files are bytes
+    lines = _paths(sys.stdin.buffer) if "-" in args.images else ()  # names of files are bytes
     for prediction in predictor.files(image_files(args.images, lines)):
         count += 1
         damaged += prediction.probabilities is None

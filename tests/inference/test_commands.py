@@ -71,6 +71,28 @@ def test_paths_from_stdin_whatever_their_bytes(workdir, pictures, capsys, monkey
     assert "odd \\xff_.png: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("given", [b"a.png\0b.png\0", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0"])
+def test_bytes_on_stdin_that_are_no_paths_are_refused(given, workdir, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    words = ["-: stdin holds other bytes than paths of images: wanted one path a line"]
+    says(refused(lambda: jaxnet(["predict", str(workdir), "-"]), capsys), words)
+
+
+def test_paths_from_where_one_stands(workdir, pictures, tmp_path, capsys, monkeypatch):
+    """As in the README: `jaxnet predict runs/digits photos/`."""
+    monkeypatch.chdir(workdir.parent)
+    there = os.path.relpath(pictures)
+    assert jaxnet(["predict", workdir.name, there, "--json"]) == 0
+    assert jaxnet(["export", workdir.name, "--out", os.path.relpath(tmp_path / "net.stablehlo")]) == 0
+    capsys.readouterr()
+    assert jaxnet(["predict", os.path.relpath(tmp_path / "net.stablehlo"), there, "--json"]) == 0
+    assert len(objects(capsys.readouterr().out)) == 3
+    monkeypatch.chdir(workdir / "checkpoints")
+    step = max(path.name for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
+    assert jaxnet(["predict", step, str(pictures)]) == 0
+    assert jaxnet(["predict", ".", str(pictures)]) == 0
+
+
 def test_names_of_ones_own(workdir, pictures, tmp_path, capsys):
     (tmp_path / "names").write_text("\n".join(f"digit {label}" for label in range(10)))
     assert jaxnet(["predict", str(workdir), str(pictures), "--labels", str(tmp_path / "names"), "--json"]) == 0
