@@ -23,6 +23,15 @@ class InputError(Exception):
     """
 
 
+def one_line(error: object) -> str:
+    """What an error of somebody else's says, without its line breaks.
+
+    >>> one_line(ValueError("no such key:\\n  'a'"))
+    "no such key: 'a'"
+    """
+    return " ".join(str(error).split())
+
+
 def say(line: str, stream: TextIO | None = None) -> None:
     """Print a line on `stream`, else stderr, in one write: of several processes, mpirun mixes what comes in pieces.
 

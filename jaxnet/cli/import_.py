@@ -27,8 +27,6 @@ examples:
   jaxnet import --from torchvision resnet18-f37072fd.pth --model resnet18 --new-head --out backbone.safetensors
 """
 
-# torchvision scales the images inside these networks, as their weights come from TensorFlow.
-_HALVES = ("googlenet_bn", "inception_v3")
 # timm has weights of these under two recipes, whose images differ and whose names and shapes do not.
 _TWOFOLD = ("vit_tiny", "vit_small")
 
@@ -109,12 +107,14 @@ def _pixels(args: argparse.Namespace, channels: int) -> "tuple[Numbers, Numbers]
 
 def _note(args: argparse.Namespace) -> str | None:
     """What there is to know of the images that the weights want."""
+    from jaxnet.weights import HALVES
+
     if args.mean is not None:
         return (
             f"predict and export take this mean and std from {args.out}; training takes those of its config: "
             f"pixels.mean={args.mean} pixels.std={args.std}"
         )
-    if args.model in _HALVES and args.source != "safetensors":
+    if args.model in HALVES and args.source != "safetensors":
         return f"published weights of {args.model} take images with pixels.mean=0.5 and pixels.std=0.5"
     if args.model in _TWOFOLD:
         return (

@@ -16,7 +16,7 @@ from jaxnet.cluster.proxies import go_around
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.cluster.threads import spare_thread
 from jaxnet.cluster.tls import check_credentials, credentials_in, initialize_options
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, one_line
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -
         try:
             jax.distributed.initialize(initialization_timeout=int(timeout_seconds), **options)
         except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise InputError(
                 f"JAX could not join the processes that {place.detected_by} describes ({reason});"
                 f" set {COORDINATOR}, {COUNT} and {INDEX} in each instead"

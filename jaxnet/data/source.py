@@ -12,7 +12,7 @@ from PIL import Image
 
 from jaxnet.data.labels import require_labels
 from jaxnet.data.modes import PILLOW_MODES, to_mode
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, one_line
 
 _SOURCE = ("num_examples", "num_classes", "image_shape", "rows")
 _CHUNK = 1024  # examples decoded at once when a source is read into memory
@@ -159,7 +159,7 @@ class RecordSource:
         try:
             return self._read(indices)
         except (RuntimeError, OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise InputError(
                 f"{self.origin} is damaged: {reason}. Remove its directory and prepare it again"
             ) from error

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnet.data.examples import open_examples
 from jaxnet.data.source import RecordSource, Source, read_into_memory, require_split
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, one_line
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -77,7 +77,7 @@ class TFDS:
         try:
             records = open_examples(builder, split, keys) if encoded else builder.as_data_source(split)
         except ValueError as error:
-            reason = f"{_one_line(error)} Set train_split and test_split"
+            reason = f"{one_line(error)} Set train_split and test_split"
             raise InputError(f"{self.name} has no split {split!r}: {reason}") from error
         origin = f"the data set {self.name} in {builder.data_dir}"
         return RecordSource(records, label.num_classes, image.shape, *keys, origin, tuple(label.names))
@@ -109,7 +109,7 @@ def find_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:
         hint = f"; names near it: {', '.join(near)}" if near else ""
         raise InputError(f"TFDS knows no data set {name!r}, and none is prepared in {root}{hint}") from error
     except Exception as error:  # no such config, no such version, or whatever a parser of its files raises
-        reason = _one_line(error).rpartition('}": ')[2]  # after what TFDS repeats of its arguments
+        reason = one_line(error).rpartition('}": ')[2]  # after what TFDS repeats of its arguments
         raise InputError(f"TFDS cannot open {name!r} in {root}: {reason}") from error
 
 
@@ -147,7 +147,3 @@ def _how(name: str, root: str) -> str:
 def _command(name: str, root: str) -> str:
     builder = f"tfds.builder({name!r}, data_dir={root!r}, file_format='array_record')"
     return f'python -c "import tensorflow_datasets as tfds; {builder}.download_and_prepare()"'
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxnet.data import Inputs
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, one_line
 from jaxnet.inference.pictures import Unreadable, read_picture
 
 Run = Callable[[np.ndarray], np.ndarray]
@@ -69,7 +69,7 @@ class Predictor:
         try:
             return read_picture(path, self.inputs)
         except Unreadable as error:
-            return " ".join(str(error).split())
+            return one_line(error)
 
     def _batch(self, paths: list[Path], read: list[np.ndarray | str]) -> Iterator[Prediction]:
         images = [image for image in read if isinstance(image, np.ndarray)]

@@ -8,13 +8,11 @@ from jaxnet.checkpoints.leaves import described, differences
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.network import Architecture, Network
-from jaxnet.models.zoo import ZOO
+from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.training.loss import Pixels
-from jaxnet.weights import About, checked_pixels, is_auxiliary, read_variables
+from jaxnet.weights import HALVES, About, checked_pixels, is_auxiliary, read_variables
 
 _PIXELS = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # torchvision's, and DeiT's in timm
-# torchvision's weights of these two are ported from TensorFlow, which brings pixels to -1 .. 1.
-_PORTED = ("googlenet_bn", "inception_v3")
 _MARGIN = 8 / 7  # 224 is cut out of 256, and the same in other sizes
 _PHOTO = 224  # smaller images are resized as a whole
 
@@ -30,7 +28,7 @@ def network_of_weights(path: Path, model: str | None = None) -> Network:
     variables, about = read_variables(path)
     name = model or about.model
     if name not in ZOO:
-        raise InputError(f"{path}: there is no model {name!r} in the zoo: {', '.join(ZOO)}")
+        raise InputError(f"{path}: there is no network {name!r}; {nearest(name)}")
     if lacking := [leaf for leaf in about.left_out if not is_auxiliary(leaf)]:
         raise InputError(
             f"{path} lacks {', '.join(lacking[:3])}, which the import left out: train it first, with "
@@ -56,4 +54,4 @@ def _pixels(about: About, name: str, channels: int, path: Path) -> Pixels:
     """As the file says, or as is usual for the network."""
     if about.mean is not None or about.std is not None:
         return Pixels(*checked_pixels(about.mean, about.std, channels, str(path)))
-    return Pixels(mean=(0.5,), std=(0.5,)) if name in _PORTED or channels != 3 else _PIXELS
+    return Pixels(mean=(0.5,), std=(0.5,)) if name in HALVES or channels != 3 else _PIXELS

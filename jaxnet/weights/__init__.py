@@ -4,6 +4,7 @@ from jaxnet.weights.convert import convert as convert
 from jaxnet.weights.files import file_digest as file_digest
 from jaxnet.weights.files import read_tensors as read_tensors
 from jaxnet.weights.names import is_auxiliary as is_auxiliary
+from jaxnet.weights.pixels import HALVES as HALVES
 from jaxnet.weights.pixels import checked_pixels as checked_pixels
 from jaxnet.weights.report import Report as Report
 from jaxnet.weights.target import Target as Target

@@ -8,6 +8,9 @@ from jaxnet.errors import InputError
 
 Numbers = tuple[float, ...]
 
+HALVES = ("googlenet_bn", "inception_v3")
+"""Networks whose weights torchvision has from TensorFlow: they take pixels with a mean and a deviation of 0.5."""
+
 
 def checked_pixels(mean: Any, std: Any, channels: int, where: str) -> tuple[Numbers, Numbers]:
     """Mean and standard deviation, or InputError unless each is one number or one a channel, of pixels of 0 to 1.

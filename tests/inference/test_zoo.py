@@ -102,7 +102,7 @@ def test_weights_without_auxiliary_heads(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("about", "options", "words"),
     [
-        ({"model": "nothing"}, {}, "there is no model 'nothing' in the zoo: alexnet"),
+        ({"model": "vgg12"}, {}, "there is no network 'vgg12'; did you mean 'vgg1"),
         ({}, {"model": "lstm"}, "does not hold the weights of lstm: "),
         ({"num_classes": 7}, {}, r"does not hold the weights of cifar10_quick: .*, not float32\[.*7\]"),
         ({"left_out": ("params/ip2/kernel",)}, {}, "lacks params/ip2/kernel, which the import left out"),

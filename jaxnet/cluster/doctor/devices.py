@@ -14,6 +14,7 @@ from jaxnet.cluster.doctor.limit import TimedOut, within
 from jaxnet.cluster.doctor.same import check_same
 from jaxnet.cluster.doctor.speed import megabits
 from jaxnet.cluster.doctor.talk import Talk
+from jaxnet.errors import one_line
 
 _CALLS = 3
 _LEAST, _USUAL, _MOST = 16 << 10, 1 << 20, 8 << 20  # bytes
@@ -51,7 +52,7 @@ def _own_devices(timeout_seconds: float) -> dict[str, str]:
     except TimedOut:
         return {"problem": f"JAX made no devices within {timeout_seconds:g} s"}
     except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform which it knows has a device
-        return {"problem": " ".join(str(error).split()) or "JAX has no device of this platform"}
+        return {"problem": one_line(error) or "JAX has no device of this platform"}
     return {"problem": "", "devices": str(len(devices)), "kind": devices[0].device_kind}
 
 
@@ -65,7 +66,7 @@ def check_sum(talk: Talk, slowest: float | None, timeout_seconds: float) -> Find
     except TimedOut:
         own = Sum(0.0, 0.0, size, f"did not end within {timeout_seconds:g} s")
     except RuntimeError as error:
-        own = Sum(0.0, 0.0, size, " ".join(str(error).split())[:200])
+        own = Sum(0.0, 0.0, size, one_line(error)[:200])
     return judge([Sum(*said) for said in talk.gather("all-reduce", own)])
 
 

@@ -15,7 +15,7 @@ from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.data.source import Source, require_split
 from jaxnet.data.tfds import data_directory, find_builder, require_prepared
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, one_line
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -96,7 +96,7 @@ class Photos:
         try:
             records = open_examples(builder, split, (*keys, "file_name") if named else keys)
         except ValueError as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise InputError(f"{self.name} has no split {split!r}: {reason} Set train_split and test_split") from error
         origin = f"the data set {self.name}, {split}, in {builder.data_dir}"
         _require_files(builder, origin)

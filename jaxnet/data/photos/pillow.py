@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from jaxnet.data.modes import to_mode
 from jaxnet.data.photos.crops import Box, Choose
+from jaxnet.errors import one_line
 
 _FORMATS = ("JPEG", "PNG")
 _SHRINKS = (8, 4, 2)  # libjpeg has fast code for these; 8/5 is slower than decoding everything
@@ -52,7 +53,7 @@ def opened(data: bytes) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         raise Damaged("it is neither a JPEG nor a PNG image") from error
     except _BROKEN as error:
-        raise Damaged(" ".join(str(error).split()) or type(error).__name__) from error
+        raise Damaged(one_line(error) or type(error).__name__) from error
 
 
 def quiet_pillow() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxnet.data.labels import require_labels
 from jaxnet.data.photos.pillow import Damaged
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, one_line
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +23,20 @@ class Records(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+
+def read_example(records: Records, row: int) -> dict[str, Any]:
+    """An example; Damaged if it cannot be read. Large ones are read faster one at a time than many together."""
+    try:
+        return records[row]
+    except (RuntimeError, OSError, ValueError, IndexError) as error:  # as ArrayRecord and the parser raise them
+        raise Damaged(one_line(error)) from error
+
+
+def file_name(example: Mapping[str, Any]) -> str:
+    """Its name, where the data set has names; else nothing."""
+    name: bytes = example.get("file_name", b"")
+    return name.decode(errors="replace")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +72,10 @@ class PhotoRecords:
 
         InputError if the label is none of a class.
         """
-        try:
-            # One at a time, because TFDS needs twice the time for each of many.
-            example = self.records[row]
-        except (RuntimeError, OSError, ValueError, IndexError) as error:  # as ArrayRecord and TFDS raise them
-            raise Damaged(" ".join(str(error).split())) from error
-        name = example.get("file_name", b"")
+        example = read_example(self.records, row)
         label = int(example[self.label_key])
         require_labels(np.array(label), self.num_classes, f"record {row} of {self.origin}")
-        return example[self.image_key], label, _text(name)
+        return example[self.image_key], label, file_name(example)
 
     def note(self, row: int, name: str, reason: Damaged) -> None:
         """Enter a damaged record in the account, and warn once; InputError if there are too many."""
@@ -81,7 +91,3 @@ class PhotoRecords:
             )
         if new:
             _log.warning("%s is damaged: %s; another example takes its place (%d so far)", which, reason, count)
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from jaxnet.data.examples import open_examples
 from jaxnet.data.photos.pillow import Damaged, opened, quiet_pillow
+from jaxnet.data.photos.records import file_name, read_example
 from jaxnet.data.prepare.watch import Watch
 from jaxnet.data.tfds import data_directory, find_builder, require_prepared
 
@@ -65,13 +67,14 @@ def _checker(builder: tfds.core.DatasetBuilder, split: str) -> Callable[[int], t
     features = builder.info.features
     images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
     labels = {key: f.num_classes for key, f in features.items() if isinstance(f, tfds.features.ClassLabel)}
-    records = builder.as_data_source(split, decoders={key: tfds.decode.SkipDecoding() for key in images})
+    named = ("file_name",) if "file_name" in features else ()
+    records = open_examples(builder, split, (*images, *labels, *named))
 
     def check(row: int) -> tuple[str, str] | None:
         name = ""
         try:
-            example = _read(records, row)
-            name = f" ({_text(example['file_name'])})" if "file_name" in example else ""
+            example = read_example(records, row)
+            name = f" ({file_name(example)})" if named else ""
             for key in images:
                 with opened(example[key]) as picture:
                     picture.load()
@@ -83,15 +86,3 @@ def _checker(builder: tfds.core.DatasetBuilder, split: str) -> Callable[[int], t
         return None
 
     return check
-
-
-def _read(records: Any, row: int) -> dict[str, Any]:
-    try:
-        example: dict[str, Any] = records[row]
-    except (RuntimeError, OSError, ValueError, IndexError) as error:  # as ArrayRecord and TFDS raise them
-        raise Damaged(" ".join(str(error).split())) from error
-    return example
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
