@@ -12,7 +12,7 @@ import numpy as np
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.network import Architecture, Weights, in_dtype
-from jaxnet.models import network_options
+from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.training.loss import Pixels
 
@@ -132,7 +132,7 @@ def _random_weights(architecture: Architecture) -> dict[str, np.ndarray]:
 
 
 def _compiled(architecture: Architecture, weights: Weights, images: jax.Array) -> tuple[jax.stages.Compiled, float]:
-    options = network_options(jax.default_backend())
+    options = inference_options(jax.default_backend())
     lowered = jax.jit(architecture.probabilities, compiler_options=options).lower(weights, images)
     started = time.perf_counter()
     return lowered.compile(), time.perf_counter() - started

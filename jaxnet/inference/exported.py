@@ -12,6 +12,7 @@ from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.export import FORMAT, description_path, weights_path
 from jaxnet.inference.predictor import Predictor, batch_sizes
+from jaxnet.models import inference_options
 from jaxnet.weights import file_digest
 from jaxnet.weights.files import read_safetensors
 
@@ -35,7 +36,7 @@ def load_exported(path: Path, batch: int = 32) -> Predictor:
         _require(weights_path(path), about["weights_sha256"])
         weights, _ = read_safetensors(weights_path(path))
         arguments = (jax.device_put(weights, jax.devices()[0]),)
-    run = jax.jit(exported.call)
+    run = jax.jit(exported.call, compiler_options=inference_options(jax.default_backend()))
     sizes = batch_sizes(batch) if about["batch"] is None else (about["batch"],)
     inputs = Inputs.from_json(about["inputs"])
     return Predictor(lambda images: np.asarray(run(*arguments, images)), inputs, sizes, str(path))

@@ -17,7 +17,7 @@ from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
 from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.inference.rebuild import as_trained, rebuilt_data, rebuilt_model, rebuilt_pixels
 from jaxnet.inference.weights_file import network_of_weights
-from jaxnet.models import network_options
+from jaxnet.models import inference_options
 from jaxnet.training.ensemble import member_of
 from jaxnet.training.settings.file import load_config
 
@@ -58,7 +58,7 @@ def load(
             raise InputError(f"{path} is a program: leave out step, best, model, config, dtype and member")
         return load_exported(path, batch)
     network = load_network(path, step=step, best=best, model=model, config=config, dtype=dtype, member=member)
-    run = jax.jit(network.architecture.probabilities, compiler_options=network_options(jax.default_backend()))
+    run = jax.jit(network.architecture.probabilities, compiler_options=inference_options(jax.default_backend()))
     return Predictor(
         lambda images: np.asarray(run(network.weights, images)),
         network.architecture.inputs,

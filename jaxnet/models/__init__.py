@@ -4,6 +4,7 @@ from jaxnet.models.alexnet import AlexNet as AlexNet
 from jaxnet.models.alexnet import AlexNet2012 as AlexNet2012
 from jaxnet.models.cifar10 import Cifar10 as Cifar10
 from jaxnet.models.cnn import CNN as CNN
+from jaxnet.models.compiling import inference_options as inference_options
 from jaxnet.models.compiling import network_options as network_options
 from jaxnet.models.compiling import once_options as once_options
 from jaxnet.models.googlenet import GoogLeNet as GoogLeNet

@@ -2,7 +2,8 @@
 
 # Deletes optimization barriers, and with them what `layers.kept_relu` keeps. jaxnet.comm's options disable it too.
 _CPU_PASS = "cse_barrier_expander"
-_CPU_LIBRARY = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+_LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
+_PRODUCTS, _SUMS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "LIBRARY_FUSION_TYPE_REDUCE"
 
 
 def network_options(platform: str) -> dict[str, str | bool]:
@@ -17,7 +18,18 @@ def network_options(platform: str) -> dict[str, str | bool]:
     """
     if platform != "cpu":
         return {}
-    return {"xla_cpu_experimental_ynn_fusion_type": _CPU_LIBRARY, "xla_disable_hlo_passes": _CPU_PASS}
+    return {_LIBRARY: f"{_PRODUCTS},{_SUMS}", "xla_disable_hlo_passes": _CPU_PASS}
+
+
+def inference_options(platform: str) -> dict[str, str | bool]:
+    """Options as those of `network_options`, for a program that computes no gradients.
+
+    The library takes a sum into one operation with the products that lead to it, unless something else wants these too:
+    AlexNet's softmax takes three dense layers with it, which for 5 to 8 images costs 690 ms where the whole network
+    takes 110. Sums in training are mostly those of BatchNorm, and products are kept for the gradient; there the library
+    saves a quarter of the step of ResNet-18.
+    """
+    return {**network_options(platform), **({_LIBRARY: _PRODUCTS} if platform == "cpu" else {})}
 
 
 def once_options(platform: str) -> dict[str, str | int | bool]:

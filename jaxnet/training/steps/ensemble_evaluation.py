@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
-from jaxnet.models import Model, network_options
+from jaxnet.models import Model, inference_options
 from jaxnet.training.loss import Batch, Pixels, correct
 from jaxnet.training.steps.evaluation import EvalStepFn, Totals
 
@@ -38,7 +38,7 @@ def make_ensemble_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalSte
 
     everywhere = replicated(mesh)
     shardings = (everywhere, everywhere, everywhere, split_by_example(mesh))
-    options = network_options(mesh.devices.flat[0].platform)
+    options = inference_options(mesh.devices.flat[0].platform)
     return jax.jit(step, in_shardings=shardings, out_shardings=everywhere, compiler_options=options)
 
 

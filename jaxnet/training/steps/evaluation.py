@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
-from jaxnet.models import Model, network_options
+from jaxnet.models import Model, inference_options
 from jaxnet.training.loss import Batch, Pixels, correct
 
 PyTree = Any
@@ -44,7 +44,7 @@ def make_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
         step,
         in_shardings=(everywhere, everywhere, everywhere, split_by_example(mesh)),
         out_shardings=everywhere,
-        compiler_options=network_options(mesh.devices.flat[0].platform),
+        compiler_options=inference_options(mesh.devices.flat[0].platform),
     )
 
 
