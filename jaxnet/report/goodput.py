@@ -83,8 +83,10 @@ def read_ledger(path: Path) -> list[Attempt]:
 def goodput(attempts: Sequence[Attempt]) -> Goodput:
     """Add up. A step counts for the attempt that did it last.
 
-    Raises InputError when there are none.
+    What ended by itself before it began to train, such as a command that was refused, is no attempt: between others its
+    time is that of a restart, and before the first it is none of the run's. Raises InputError when there are none.
     """
+    attempts = [attempt for attempt in attempts if attempt.first is not None or not attempt.ended]
     if not attempts:
         raise InputError("the ledger holds no attempt: the run has not begun")
     rows, lost_steps = [], 0

@@ -6,11 +6,13 @@ import time
 
 import pytest
 
+import train
 from jaxnet.cli.main import run
 from jaxnet.errors import InputError
 from jaxnet.report.goodput import Attempt, goodput, goodput_line, read_ledger
 from jaxnet.training.run import ledger as module
 from jaxnet.training.run.ledger import Ledger, process_start
+from support.dark_digits import config_of
 
 
 class Clock:
@@ -137,6 +139,30 @@ def test_an_attempt_that_never_trained_loses_nothing():
     ]
     found = goodput(attempts)
     assert (found.lost_steps, found.useful_seconds, found.fraction) == (0, 0.0, 0.0)
+
+
+def test_what_was_refused_is_no_attempt(clock, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    for trains in (False, True, False, True):
+        ledger = Ledger()
+        ledger.open(path)
+        clock.now += 1
+        if trains:
+            trained(ledger, clock, 0, 4)
+        found = ledger.close()
+        assert (found is None) is (len(path.read_text().splitlines()) == 2)
+        clock.now += 1000
+    assert [row.attempt.attempt for row in found.rows] == [2, 4]
+    assert found.rows[1].seconds["restart"] == 2001
+    assert found.wall_seconds == sum(sum(row.seconds.values()) for row in found.rows)
+
+
+def test_a_mistake_before_training_costs_no_goodput(tmp_path):
+    with pytest.raises(InputError, match="weights cannot be read"):
+        train.train(config_of(steps=4, initial_weights="none.safetensors"), tmp_path, quiet=True)
+    assert train.train(config_of(steps=4), tmp_path, quiet=True)["finished"]
+    [row] = goodput(read_ledger(tmp_path / "ledger.jsonl")).rows
+    assert row.attempt.step == 4
 
 
 def test_what_is_no_workdir_is_told(tmp_path):

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from jaxnet.errors import InputError
 from jaxnet.report.goodput import Attempt, Goodput, attempt_json, goodput, read_ledger
 from jaxnet.report.stragglers import RankTimes
 from jaxnet.training.run.appended import Appended, cut_half_line
@@ -127,9 +128,8 @@ class Ledger:
         with self._writing:
             self._file.close()
             self._file = None
-        with contextlib.suppress(OSError):
-            if attempts := read_ledger(self._path):
-                return goodput(attempts)
+        with contextlib.suppress(OSError, InputError):  # a run that was refused has no account
+            return goodput(read_ledger(self._path))
         return None
 
     def _as_attempt(self, *, ended: bool) -> Attempt:
