@@ -129,6 +129,16 @@ def test_two_processes_trace_a_step_in_pieces_and_only_the_first_prints(tmp_path
 
 
 @pytest.mark.processes
+def test_two_processes_of_one_host_take_a_step_in_pieces():
+    options = ["--model", "small", "--rounds", "1", "--steps-per-round", "1", "--mesh", "1x2", "--json"]
+    with launch(*JAXNET, "bench", "step", *options, "--strategy", "flat", "--strategy", "flat+pieces") as job:
+        assert job.finish() == 0, job.err
+    found = json.loads("".join(line.removeprefix("[0] ") for line in job.out if "Gloo" not in line))
+    assert found["mesh"] == {"host": 1, "device": 2}
+    assert [figures["label"] for figures in found["figures"]] == ["flat", "flat+pieces"]
+
+
+@pytest.mark.processes
 def test_two_processes_of_two_devices_time_collectives():
     options = ["--bytes", "1KiB", "--iterations", "2", "--algorithm", "all_reduce", "--mesh", "2x2"]
     with launch(*JAXNET, "bench", "collectives", *options, options=["--devices-per-process", "2"]) as job:
