@@ -90,6 +90,7 @@ def wire_bytes_per_axis(
 
     >>> wire_bytes_per_axis([Collective("all-gather", ("device",), 2, 100, "float32")])
     {'device': 200}
+    >>> from dataclasses import replace
     >>> up = Collective("collective-permute", ("host",), 2, 100, "float32", pairs=((1, 0),))
     >>> down = replace(up, pairs=((0, 1),))
     >>> wire_bytes_per_axis([up, down])

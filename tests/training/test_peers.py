@@ -136,6 +136,7 @@ def test_a_service_that_has_gone_ends_no_run(monkeypatch):
 def test_a_process_alone_tells_itself(monkeypatch, tmp_path):
     ledger = Ledger()
     ledger.open(tmp_path / "ledger.jsonl")
+    ledger.began(0)
     alone = peers_of(Cluster(), 0.1, ledger, print, SimpleNamespace(damaged={4: "empty", 9: "cut short"}))
     alone.share()
     assert alone.gather() == ([], 2)
