@@ -49,7 +49,6 @@ from jaxnet.training.run.workdir import Fence, finished, opened
 from jaxnet.training.settings.file import load_config
 from jaxnet.training.settings.keys import to_json
 from jaxnet.training.settings.recipe import strange
-from jaxnet.training.steps.initial import initial_text
 
 
 class Run(NamedTuple):
@@ -139,8 +138,8 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
         closing(stream(config, experiment, place, run.source, first_step)) as batches,
     ):
         display.say(to_json(config) if run.beginning.fresh else f"continuing {workdir} from step {first_step}")
-        if run.beginning.fresh and config.initial_weights is not None:
-            display.say(initial_text(Path(config.initial_weights), experiment.variables))
+        if run.beginning.weights:
+            display.say(run.beginning.weights)
         if not goes_on:
             display.say(f"nothing to train: this config ends at step {experiment.total_steps}")
         display.say(plan_text(experiment, place.mesh, run.step.check))

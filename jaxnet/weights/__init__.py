@@ -10,5 +10,6 @@ from jaxnet.weights.report import Report as Report
 from jaxnet.weights.target import Target as Target
 from jaxnet.weights.target import target_of as target_of
 from jaxnet.weights.variables_file import About as About
+from jaxnet.weights.variables_file import read_names as read_names
 from jaxnet.weights.variables_file import read_variables as read_variables
 from jaxnet.weights.variables_file import write_variables as write_variables

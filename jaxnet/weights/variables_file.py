@@ -77,11 +77,20 @@ def read_variables(path: Path) -> tuple[dict[str, np.ndarray], About]:
         variables, metadata = read_safetensors(path)
     except OSError as error:
         raise InputError(f"{unreadable(path, error)}; `jaxnet import` writes such a file") from error
+    return variables, _about(path, metadata)
+
+
+def read_names(path: Path) -> tuple[list[str], About]:
+    """The names alone of the variables of such a file, and what they are of; of a file that was read before."""
+    with safetensors.safe_open(path, framework="np") as file:
+        return list(file.keys()), _about(path, file.metadata() or {})
+
+
+def _about(path: Path, metadata: Mapping[str, str]) -> About:
     try:
-        about = About(**json.loads(metadata["about"]))
+        return About(**json.loads(metadata["about"]))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} does not hold variables of jaxnet; make such a file from it: jaxnet import --from safetensors "
             f"{path} --model NAME --out FILE"
         ) from error
-    return variables, about

@@ -17,6 +17,7 @@ from jaxnet.training.run.progress import say_nothing, say_warning
 from jaxnet.training.run.watch import Past
 from jaxnet.training.run.workdir import Fence
 from jaxnet.training.settings.fingerprint import other_decoder
+from jaxnet.training.steps.initial import initial_text
 from jaxnet.training.steps.loss_scale import stored_scale
 from jaxnet.training.steps.state import TrainState, abstract_state, first_comm
 
@@ -32,6 +33,7 @@ class Beginning(NamedTuple):
         met: what the run has met in them.
         fresh: whether there was no checkpoint.
         owes_evaluation: whether that of the last step is still to be done, because a signal came with it.
+        weights: the line that says which weights it begins with, if they are not random.
     """
 
     state: TrainState
@@ -39,6 +41,7 @@ class Beginning(NamedTuple):
     met: Past
     fresh: bool
     owes_evaluation: bool = False
+    weights: str = ""
 
 
 def open_checkpoints(config: Config, workdir: Path, place: Place, fence: Fence) -> Enduring:
@@ -56,7 +59,9 @@ def begin(config: Config, experiment: Experiment, place: Place, checkpoints: End
     """Restore the newest good checkpoint, or make the first state."""
     restored = restore(experiment, checkpoints, say_warning if place.primary else say_nothing)
     if restored is None:
-        return Beginning(experiment.first_state(), 0, Past(), True)
+        path, state = config.initial_weights, experiment.first_state()
+        weights = "" if path is None else initial_text(Path(path), experiment.variables)
+        return Beginning(state, 0, Past(), True, weights=weights)
     if place.primary and (changed := other_decoder(config, restored.extra)):
         say_warning(changed)
     state = experiment.layout.cut(restored.state)

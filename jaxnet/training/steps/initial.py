@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxnet.errors import InputError
 from jaxnet.models import Variables
-from jaxnet.weights import file_digest, read_variables
+from jaxnet.weights import file_digest, read_names, read_variables
 
 _COLOURS = 3
 _SHOWN = 3  # names in a message
@@ -48,7 +48,7 @@ def initial_values(path: Path, shapes: Variables) -> dict[str, np.ndarray]:
 
 def initial_text(path: Path, shapes: Variables) -> str:
     """What of a model a file of `jaxnet import` begins, and what begins at random, as a line for a person."""
-    given, about = read_variables(path)
+    given, about = read_names(path)
     fresh = [name for name in _named(shapes) if name not in given]
     shown = ", ".join(fresh[:_SHOWN]) + (f" and {len(fresh) - _SHOWN} more" if len(fresh) > _SHOWN else "")
     rest = f"; at random, because the import left them out: {shown}" if fresh else ""
