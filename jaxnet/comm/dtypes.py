@@ -1,4 +1,4 @@
-"""Which values a reducer takes, by their dtype."""
+"""Which values a reducer takes, by their dtype and their shape."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,19 @@ def require_array(value: jax.Array | jax.ShapeDtypeStruct, name: str) -> None:
         raise TypeError(
             f"{name} is a {kind}, and a bucket reducer takes one array of one dim; a tree is for bucketed(reducer, "
             "bucket_bytes)"
+        )
+
+
+def require_divides(message: jax.Array | jax.ShapeDtypeStruct, reducer: str, count: int, what: str) -> None:
+    """Raise ValueError, which names the reducer, unless the message has one dim and divides by the `count` of `what`.
+
+    TypeError if it is not one array.
+    """
+    require_array(message, "the message")
+    if len(message.shape) != 1 or message.shape[0] % count:
+        raise ValueError(
+            f"{reducer} takes a message of one dim whose length divides by {count}, {what}; got shape "
+            f"{tuple(message.shape)}. Wrap it in bucketed(...), which flattens and pads."
         )
 
 

@@ -29,7 +29,8 @@ def inference_options(platform: str) -> dict[str, str | bool]:
     takes 110. Sums in training are mostly those of BatchNorm, and products are kept for the gradient; there the library
     saves a quarter of the step of ResNet-18.
     """
-    return {**network_options(platform), **({_LIBRARY: _PRODUCTS} if platform == "cpu" else {})}
+    options = network_options(platform)
+    return {**options, _LIBRARY: _PRODUCTS} if options else options
 
 
 def once_options(platform: str) -> dict[str, str | int | bool]:

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxnet.comm.algorithms.factor import Axis, digit_of, groups_of, require_apart, summed_over
 from jaxnet.comm.collective import Collective, Kind, axes_size
-from jaxnet.comm.dtypes import require_array
+from jaxnet.comm.dtypes import require_array, require_divides
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
 from jaxnet.comm.vma import require_varying, same_along
 
@@ -120,12 +120,7 @@ def cast(dtype: str, inner: Reducer) -> Reducer:
 
 def part_spec(spec: jax.ShapeDtypeStruct | jax.Array, reducer: str, size: int) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the part of one of `size` devices; ValueError, which names the reducer, if there is none."""
-    require_array(spec, "the message")
-    if len(spec.shape) != 1 or spec.shape[0] % size:
-        raise ValueError(
-            f"{reducer} takes a message of one dim whose length divides by {size}, the size of the axis; "
-            f"got shape {tuple(spec.shape)}. Wrap it in bucketed(...), which flattens and pads."
-        )
+    require_divides(spec, reducer, size, "the size of the axis")
     return jax.ShapeDtypeStruct((spec.shape[0] // size,), spec.dtype)
 
 

@@ -12,7 +12,7 @@ from jaxnet.comm.algorithms.factor import Axis
 from jaxnet.comm.algorithms.halves import IDENTITY, Halves, Round, between
 from jaxnet.comm.algorithms.line import Line, among_roots
 from jaxnet.comm.algorithms.trees import Edge, Rounds, Tree, hops_of, rounds_of
-from jaxnet.comm.dtypes import require_array
+from jaxnet.comm.dtypes import require_array, require_divides
 from jaxnet.comm.reducer import AxisSizes, Plan, PyTree, Reducer
 
 
@@ -59,11 +59,8 @@ def rooted(
 
     def share(spec: jax.ShapeDtypeStruct | jax.Array, size: int) -> jax.ShapeDtypeStruct:
         require_array(spec, "the message")
-        if len(spec.shape) != 1 or (size > 1 and spec.shape[0] % chunks):
-            raise ValueError(
-                f"rooted({axis!r}) takes a message of one dim whose length divides by {chunks}, the number of chunks; "
-                f"got shape {tuple(spec.shape)}. Wrap it in bucketed(...), which flattens and pads."
-            )
+        if size > 1 or len(spec.shape) != 1:  # one device cuts nothing into chunks
+            require_divides(spec, f"rooted({axis!r})", chunks, "the number of chunks")
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
 
     def rounds(size: int, elements: int) -> list[Round]:

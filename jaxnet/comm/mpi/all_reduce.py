@@ -18,6 +18,7 @@ from jaxnet.comm.algorithms.all_reduce import scattered
 from jaxnet.comm.algorithms.hops import Hops, backwards, ring_of
 from jaxnet.comm.algorithms.trees import binomial, hops_of
 from jaxnet.comm.collective import Collective, axis_size
+from jaxnet.comm.dtypes import require_divides
 from jaxnet.comm.mesh import HOST
 from jaxnet.comm.mpi.ranks import OneDevice, Ranks, carrier_of
 from jaxnet.comm.reducer import AxisSizes, KiB, Plan, Reducer, stateless
@@ -164,8 +165,4 @@ def _check(message: jax.ShapeDtypeStruct | jax.Array, axis: str, size: int, rank
             f"mpi_all_reduce takes the place of mesh axis {axis!r}, which must have size 1 in each process, and it has"
             f" {size}: make the mesh with make_mesh(1), of this process's own devices"
         )
-    if len(message.shape) != 1 or message.shape[0] % ranks:
-        raise ValueError(
-            f"mpi_all_reduce takes a message of one dim whose length divides by {ranks}, the number of ranks; got"
-            f" shape {tuple(message.shape)}. Wrap it in bucketed(...), which flattens and pads."
-        )
+    require_divides(message, "mpi_all_reduce", ranks, "the number of ranks")
