@@ -18,37 +18,34 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxnet.checkpoints import Enduring
-from jaxnet.cli.parser import Parser, given_path
-from jaxnet.cluster.leave import leave
+from jaxnet.checkpoints import FaultTolerantCheckpoints
 from jaxnet.cluster.progress import noted
-from jaxnet.cluster.start import start
+from jaxnet.cluster.start import leave, start
+from jaxnet.command_line import Parser, given_path
+from jaxnet.config.check import recipe_warnings
+from jaxnet.config.file import load_config
+from jaxnet.config.keys import to_json
+from jaxnet.config.run import Config
 from jaxnet.data import Inputs, Source, inputs_of, open_split
+from jaxnet.ensembles import ensemble_table
 from jaxnet.errors import InputError, exit_cleanly, say
 from jaxnet.report.goodput import ending_text
-from jaxnet.training.config import Config
-from jaxnet.training.experiment import Experiment, prepare
-from jaxnet.training.plan_report import plan_text
-from jaxnet.training.run.alarm import Alarm
-from jaxnet.training.run.batches import stream
-from jaxnet.training.run.beginning import Beginning, begin, open_checkpoints
-from jaxnet.training.run.compiled_step import CompiledStep, compile_step
-from jaxnet.training.run.ensemble_report import ensemble_table
-from jaxnet.training.run.evaluator import Evaluate, make_evaluate
-from jaxnet.training.run.ledger import Ledger, process_start
-from jaxnet.training.run.loop import Loop, Outcome
-from jaxnet.training.run.peers import Met, Peers
-from jaxnet.training.run.place import Place, meet
-from jaxnet.training.run.profiling import ProfileWindow, write_programs
-from jaxnet.training.run.progress import Display, say_warning, show_warnings
-from jaxnet.training.run.records import NoRecords, Records, as_json, write_whole, writing
-from jaxnet.training.run.recovery import Recovery
-from jaxnet.training.run.stopping import StopSignal
-from jaxnet.training.run.summary import kept_summary, summarize
-from jaxnet.training.run.workdir import Fence, finished, opened
-from jaxnet.training.settings.file import load_config
-from jaxnet.training.settings.keys import to_json
-from jaxnet.training.settings.recipe import strange
+from jaxnet.training.beginning import Beginning, begin, open_checkpoints
+from jaxnet.training.display import Display, say_warning, show_warnings
+from jaxnet.training.inputs import Evaluate, make_evaluate, stream
+from jaxnet.training.ledger import Ledger, process_start
+from jaxnet.training.loop import Loop, Outcome
+from jaxnet.training.peers import PeerReport, Peers
+from jaxnet.training.place import ProcessGroup, meet
+from jaxnet.training.plan import plan_text
+from jaxnet.training.prepare import Experiment, prepare
+from jaxnet.training.profiling import CompiledStep, ProfileWindow, compile_step, write_programs
+from jaxnet.training.records import MetricsWriter, NoMetricsWriter, as_json, write_whole, writing
+from jaxnet.training.recovery import Recovery
+from jaxnet.training.stopping import StopSignal
+from jaxnet.training.summary import kept_summary, summarize
+from jaxnet.training.watchdog import Watchdog
+from jaxnet.training.workdir import Fence, finished, opened
 
 
 class Run(NamedTuple):
@@ -56,14 +53,14 @@ class Run(NamedTuple):
 
     config: Config
     workdir: Path
-    alarm: Alarm
+    alarm: Watchdog
     ledger: Ledger
-    place: Place
+    place: ProcessGroup
     source: Source
     inputs: Inputs
     experiment: Experiment
     fence: Fence
-    checkpoints: Enduring
+    checkpoints: FaultTolerantCheckpoints
     beginning: Beginning
     step: CompiledStep
     evaluate: Evaluate
@@ -75,7 +72,7 @@ def train(
     *,
     allow_config_change: bool = False,
     quiet: bool = False,
-    alarm: Alarm | None = None,
+    alarm: Watchdog | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, Any]:
     """Train as `config` says; returns the summary that is also written to `<workdir>/summary.json`.
@@ -84,13 +81,13 @@ def train(
     """
     started = time.perf_counter()
     with ExitStack() as during:
-        watching = alarm or Alarm(config.watchdog), ledger or Ledger()
+        watching = alarm or Watchdog(config.watchdog), ledger or Ledger()
         run = ready(during, config, workdir, *watching, allow_config_change=allow_config_change)
         return end(run, *loop(run, quiet), started, quiet)
 
 
 def ready(
-    during: ExitStack, config: Config, workdir: Path, alarm: Alarm, ledger: Ledger, *, allow_config_change: bool
+    during: ExitStack, config: Config, workdir: Path, alarm: Watchdog, ledger: Ledger, *, allow_config_change: bool
 ) -> Run:
     """All that comes before the first step; what is entered into `during` lasts until the end."""
     # ---- Processes and mesh -------------------------------------------------------------------------------
@@ -109,7 +106,7 @@ def ready(
     checkpoints = open_checkpoints(config, workdir, place, fence)
     during.enter_context(finished(checkpoints, place, alarm))
     beginning = begin(config, experiment, place, checkpoints)
-    for warning in strange(config, source.image_shape, experiment.steps_per_epoch, experiment.total_steps):
+    for warning in recipe_warnings(config, source.image_shape, experiment.steps_per_epoch, experiment.total_steps):
         if place.primary:
             say_warning(warning)
 
@@ -123,7 +120,7 @@ def ready(
     return Run(*given, place, source, inputs_of(test_source), experiment, fence, checkpoints, beginning, step, evaluate)
 
 
-def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
+def loop(run: Run, quiet: bool) -> tuple[Outcome, PeerReport]:
     """All steps, as far as the last or a signal."""
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
     config, experiment, workdir, place, ledger = run.config, run.experiment, run.workdir, run.place, run.ledger
@@ -131,7 +128,9 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
     goes_on = first_step < experiment.total_steps
     if primary and (goes_on or not (workdir / "config.json").exists()):
         write_whole(workdir / "config.json", to_json(config))
-    written = Records(workdir, tensorboard=config.log.tensorboard, fence=run.fence) if primary else NoRecords()
+    written = (
+        MetricsWriter(workdir, tensorboard=config.log.tensorboard, fence=run.fence) if primary else NoMetricsWriter()
+    )
     with (
         closing(written) as records,
         Display(experiment.total_steps, first_step, silent=quiet or not primary, bar=not ranks) as display,
@@ -171,7 +170,7 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, Met]:
     return outcome, peers.gather()
 
 
-def end(run: Run, outcome: Outcome, met: Met, started: float, quiet: bool) -> dict[str, Any]:
+def end(run: Run, outcome: Outcome, met: PeerReport, started: float, quiet: bool) -> dict[str, Any]:
     """All that comes after the last step."""
     # ---- Summary ------------------------------------------------------------------------------------------
     run.checkpoints.close()
@@ -220,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; the result is the exit status."""
     args = parse(sys.argv[1:] if argv is None else argv)
     config = load_config(args.config, args.overrides)
-    with Alarm(config.watchdog, noted(os.environ)) as alarm:
+    with Watchdog(config.watchdog, noted(os.environ)) as alarm:
         summary = train(
             config,
             args.workdir or Path("runs") / Path(args.config).stem,

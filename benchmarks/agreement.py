@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxnet.training.settings.file import load_config
+from jaxnet.config.file import load_config
 
 ROOT = Path(__file__).parents[1]
 FIRST = 10

@@ -25,7 +25,7 @@ import jax
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxnet.comm import named_strategy
-from jaxnet.training.settings.file import load_config
+from jaxnet.config.file import load_config
 from train import train
 
 LABELS = [

@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.elastic_digits import BATCH, SEED, STEPS  # noqa: E402 (needs the path)
 from jaxnet.data import Digits  # noqa: E402
-from jaxnet.data.order import example_ids  # noqa: E402
+from jaxnet.data.batches import example_ids  # noqa: E402
 
 CUT_AT = 45  # steps
 WORKERS = ("host1", "host2", "host3", "host4")  # host0 is the launcher's

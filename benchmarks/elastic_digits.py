@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from configs import digits
+from jaxnet.config.run import Checkpoints, Config, Log
 from jaxnet.data import Digits, Source
 from jaxnet.models import CNN
-from jaxnet.training.config import Checkpoints, Config, Log
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
 
 STEPS, BATCH, SAVE_EVERY, SEED = 320, 48, 20, 0  # a batch that 4, 3, 2 and 1 can share
 PACE_SECONDS = 0.25

@@ -25,12 +25,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from jaxnet.config.run import Checkpoints, Config, Log
 from jaxnet.data import FashionMNIST, Source
 from jaxnet.data.source import ArraySource, Dataset
 from jaxnet.models.zoo import ZOO
-from jaxnet.training.config import Checkpoints, Config, Log
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.classification import Pixels
 from train import train
 
 PASSES = 0.6  # accuracy on the test split, where chance is 0.1

@@ -22,9 +22,9 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxnet.training.config import Config
-from jaxnet.training.optimizer import make_optimizer
-from jaxnet.training.settings.file import load_config
+from jaxnet.config.file import load_config
+from jaxnet.config.run import Config
+from jaxnet.optimizer import make_optimizer
 from train import train
 
 

@@ -21,10 +21,10 @@ import optax
 
 from jaxnet.comm import make_mesh, named_strategy, split_by_example
 from jaxnet.models import Model, Variables
-from jaxnet.training.loss import Result
-from jaxnet.training.steps.layout import make_layout
-from jaxnet.training.steps.state import first_state
-from jaxnet.training.steps.step import make_train_step
+from jaxnet.parallel.layout import make_layout
+from jaxnet.parallel.state import first_state
+from jaxnet.parallel.step import make_train_step
+from jaxnet.tasks.classification import LossOutput
 
 LAYERS, PARAMS, STATS = 53, 161, 106
 
@@ -45,11 +45,11 @@ def tiny_model() -> Model:
     return Model(init, apply)
 
 
-def loss_fn(params: Any, stats: Any, batch: Any, keys: jax.Array) -> tuple[jax.Array, Result]:
+def loss_fn(params: Any, stats: Any, batch: Any, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
     """Touches every leaf, computes next to nothing."""
     del keys
     loss = sum(leaf.sum() for leaf in jax.tree.leaves(params)) * batch["label"].astype(jnp.float32).mean()
-    return loss, Result(jax.tree.map(lambda s: s * 0.9, stats), {"loss": loss, "accuracy": loss})
+    return loss, LossOutput(jax.tree.map(lambda s: s * 0.9, stats), {"loss": loss, "accuracy": loss})
 
 
 def call_times(step: Callable[..., Any], state: Any, batch: Any, steps: int) -> list[float]:

@@ -31,7 +31,7 @@ from benchmarks.peers.rounds import in_turn
 from jaxnet.cluster.huge_pages import VARIABLE, wanted
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.models import ZOO, abstract_variables, from_linen
-from jaxnet.models.flops import count_flops
+from jaxnet.models.zoo import count_flops
 
 PEERS = Path(__file__).resolve().parent / "peers"
 

@@ -5,12 +5,12 @@ Command: python train.py --config configs/fashion_mnist.py
 Expected: 93.7 % of the official 10,000 test images (measured with seed 0), in about 12 minutes on 2 cores.
 """
 
+from jaxnet.config.run import Config, Log
 from jaxnet.data import FashionMNIST
 from jaxnet.models import CNN
-from jaxnet.training.augment import Augmentation
-from jaxnet.training.config import Config, Log
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.augmentation import Augmentation
+from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -9,12 +9,12 @@ Command:
 Expected: not measured; the weights are not part of this repository.
 """
 
+from jaxnet.config.run import Config
 from jaxnet.data import FashionMNIST
 from jaxnet.models.resnet import resnet18
-from jaxnet.training.augment import Augmentation
-from jaxnet.training.config import Config
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.augmentation import Augmentation
+from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

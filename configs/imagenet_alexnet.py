@@ -7,11 +7,11 @@ Command: python train.py --config configs/imagenet_alexnet.py data.data_dir=DIRE
 Expected: 57.1 % of the validation images, one centre crop (Caffe's, with its own crops); nothing was measured here.
 """
 
+from jaxnet.config.run import Checkpoints, Config
 from jaxnet.data import ImageNet
 from jaxnet.models import AlexNet2012
-from jaxnet.training.config import Checkpoints, Config
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

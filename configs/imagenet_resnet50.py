@@ -8,11 +8,11 @@ Command: python train.py --config configs/imagenet_resnet50.py data.data_dir=DIR
 Expected: 76.3 % of the 50,000 validation images, one centre crop (the source's); nothing was measured here.
 """
 
+from jaxnet.config.run import Checkpoints, Config
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
-from jaxnet.training.config import Checkpoints, Config
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

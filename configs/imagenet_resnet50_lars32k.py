@@ -7,11 +7,11 @@ Expected: 75.9 % of the validation images, one centre crop, which is MLPerf's ai
 here, and the source's BatchNorm took more images than one device holds: try batch_norm=host.
 """
 
+from jaxnet.config.run import Checkpoints, Config
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
-from jaxnet.training.config import Checkpoints, Config
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

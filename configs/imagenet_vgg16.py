@@ -8,11 +8,11 @@ Expected: 71.6 % of the validation images, one centre crop (torchvision's, with 
 nothing was measured here.
 """
 
+from jaxnet.config.run import Checkpoints, Config
 from jaxnet.data import ImageNet
 from jaxnet.models import VGG
-from jaxnet.training.config import Checkpoints, Config
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

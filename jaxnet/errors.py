@@ -76,7 +76,7 @@ def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys
     """Run `main` and end the process with the status that it returns, without tracebacks for users' mistakes.
 
     An `InputError` becomes one `error: ...` line on stderr and status 2; Ctrl-C becomes status 130.
-    A program of several processes gives `jaxnet.cluster.leave.leave` as `leave`: a process that
+    A program of several processes gives `jaxnet.cluster.start.leave` as `leave`: a process that
     fails must not wait for others that wait for it.
     """
     try:

@@ -16,14 +16,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from jaxnet.config.run import Checkpoints, Config, Guard, Log
 from jaxnet.data import Digits, Source
-from jaxnet.data.order import example_ids
-from jaxnet.models.batch_norm import BatchNorm
-from jaxnet.models.layers import ExampleDropout
-from jaxnet.training.config import Checkpoints, Config, Log
-from jaxnet.training.guard import Guard
-from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.run.loop import Loop
+from jaxnet.data.batches import example_ids
+from jaxnet.models.layers import BatchNorm, ExampleDropout
+from jaxnet.optimizer import Optimizer
+from jaxnet.training.loop import Loop
 
 STEPS = 120
 SAVE_EVERY = 10

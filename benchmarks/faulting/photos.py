@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from jaxnet.config.run import Config, Log
 from jaxnet.data import Photos
 from jaxnet.models import CNN
-from jaxnet.training.config import Config, Log
 
 COUNT = 64
 _BATCH = 16

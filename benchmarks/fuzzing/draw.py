@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxnet.comm import STRATEGIES
-from jaxnet.comm.strategies import settings_of
+from jaxnet.comm.by_name import settings_of
+from jaxnet.config.keys import is_group, key_values
+from jaxnet.config.run import Config
 from jaxnet.data import Synthetic
 from jaxnet.models import CNN
-from jaxnet.training.config import Config
-from jaxnet.training.settings.keys import is_group, key_values
 
 _CONFIG = """\
 from jaxnet.data import Synthetic
 from jaxnet.models import CNN, ResNet, ViT
-from jaxnet.training.config import Checkpoints, Config, Log
+from jaxnet.config.run import Checkpoints, Config, Log
 
 def get_config():
     return Config(

@@ -104,9 +104,9 @@ def run_case(seed: int, folder: Path, trains: bool) -> str:
 
 def _trace(config: Path, overrides: Sequence[str]) -> int:
     """As train.py does, up to the program that it would compile."""
-    from jaxnet.training.experiment import prepare
-    from jaxnet.training.run.place import mesh_of
-    from jaxnet.training.settings.file import load_config
+    from jaxnet.config.file import load_config
+    from jaxnet.training.place import mesh_of
+    from jaxnet.training.prepare import prepare
 
     asked = load_config(config, overrides)
     source, test = asked.data.load("train"), asked.data.load("test")

@@ -7,8 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.peers.rounds import serve
-from jaxnet.cluster.leave import leave
-from jaxnet.cluster.start import start
+from jaxnet.cluster.start import leave, start
 from jaxnet.errors import exit_cleanly
 
 COMPUTE = "jaxnet-compute"
@@ -23,8 +22,8 @@ def main() -> int:
     start()
 
     from jaxnet.comm import make_mesh
-    from jaxnet.cost.labels import in_pieces, labelled_strategy
     from jaxnet.cost.rounds import seconds_a_step, warm_up
+    from jaxnet.cost.step_bench import in_pieces, labelled_strategy
     from jaxnet.cost.steps import check_batch, compute_only, full_step
     from jaxnet.cost.workloads import named_workload
 

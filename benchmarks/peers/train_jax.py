@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.peers import networks
 from benchmarks.peers.rounds import serve_runs
 from jaxnet.comm import make_mesh, split_by_example
+from jaxnet.config.run import Config
 from jaxnet.data import Synthetic
 from jaxnet.models import ZOO, Heads
-from jaxnet.training.config import Config
-from jaxnet.training.experiment import prepare
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.classification import Pixels
+from jaxnet.training.prepare import prepare
 
 Run = Callable[[int], None]  # so many steps, and waits for the last
 PLAIN = {"alexnet": {"dropout": 0.0}, "vgg16": {"dropout": 0.0}, "googlenet_bn": {"dropout": 0.0}}

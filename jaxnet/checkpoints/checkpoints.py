@@ -23,16 +23,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxnet.checkpoints import manifest
+from jaxnet.checkpoints import files as manifest
 from jaxnet.checkpoints.consensus import Consensus
-from jaxnet.checkpoints.defaults import NO_DEFAULTS, Replaceable
-from jaxnet.checkpoints.failures import LOST, why_not
-from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
-from jaxnet.checkpoints.leaves import described, named_leaves, nested
+from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey, described, named_leaves, nested
 from jaxnet.checkpoints.lock import Lost
-from jaxnet.checkpoints.noise import silence_orbax
-from jaxnet.checkpoints.restoring import read_state
-from jaxnet.checkpoints.storage import Storage
+from jaxnet.checkpoints.storage import LOST, NO_DEFAULTS, Replaceable, Storage, read_state, silence_orbax, why_not
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
@@ -58,7 +53,7 @@ class Restored(NamedTuple):
     replaced: Mapping[str, str] = MappingProxyType({})
 
 
-class Checkpoints:
+class Checkpointer:
     """The checkpoints of one run, in a directory that all its processes share.
 
     All processes make the same calls in the same order. The newest `keep` steps stay, and the one with the

@@ -10,15 +10,98 @@ its network was gone, finds a higher number than its own, and writes nothing any
 
 import contextlib
 import fcntl
+import getpass
 import json
 import logging
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
 
-from jaxnet.checkpoints.owner import Owner
 from jaxnet.errors import InputError
+
+# ---- Who holds a directory: a process, told so that another process, perhaps on another host, can judge if it lives
+
+
+class Owner(NamedTuple):
+    """A process.
+
+    Attributes:
+        host: name of its host.
+        pid: its number there.
+        user: who runs it.
+        since: when it took what it holds, as text.
+        machine: the start of the operating system and the process namespace in which `pid` counts; "" if unknown.
+        boot: the start of the operating system alone; "" if unknown.
+        started: when the process started, as that system counts, so that a later one with the same pid is not it.
+        locked: whether it holds the file's lock of the operating system.
+    """
+
+    host: str
+    pid: int
+    user: str
+    since: str
+    machine: str
+    boot: str
+    started: str
+    locked: bool
+
+    @classmethod
+    def this(cls, *, locked: bool) -> Self:
+        """This process."""
+        boot = _text(lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        namespace = _text(lambda: str(Path("/proc/self/ns/pid").readlink()))
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            user=_user(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            machine=f"{boot} {namespace}" if boot and namespace else "",
+            boot=boot,
+            started=started(os.getpid()),
+            locked=locked,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> "Owner | None":
+        """Whom a file names; None where it is not (yet) whole."""
+        try:
+            owner = cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return owner if isinstance(owner.pid, int) else None
+
+    def runs(self) -> bool | None:
+        """Whether that process runs; None where this one cannot see it: on another host, in another container."""
+        if not self.machine or self.machine != self.this(locked=False).machine:
+            return None
+        return started(self.pid) == self.started != ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of user {self.user} on host {self.host} since {self.since}"
+
+
+def started(pid: int) -> str:
+    """When a process of this machine started, in its own count; "" if it is not there or has ended."""
+    stat = _text(lambda: Path(f"/proc/{pid}/stat").read_text())
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def _user() -> str:
+    return _text(getpass.getuser) or str(os.getuid())
+
+
+def _text(read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except (OSError, KeyError):
+        return ""
+
 
 BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
@@ -181,3 +264,38 @@ def _locked(file: int, kind: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+# ---- A thread that says every few seconds that this process is alive, also while it compiles or waits -
+
+
+class Heartbeat:
+    """Calls each of `beats` every `seconds` until it is closed, from a thread of its own.
+
+    A beat that fails for a reason of the file system is tried again at the next. An InputError, which says that the run
+    may go on no more, ends the thread; who goes on in the main thread will meet it there.
+    """
+
+    def __init__(self, seconds: float, *beats: Callable[[], None]) -> None:
+        self._seconds, self._beats = seconds, beats
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="heartbeat of the lock", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _go_on(self) -> None:
+        while not self._closed.wait(self._seconds):
+            try:
+                for beat in self._beats:
+                    with contextlib.suppress(OSError):
+                        beat()
+            except InputError:
+                return

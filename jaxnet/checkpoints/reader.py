@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
-from jaxnet.checkpoints.leaves import described, differences
+from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey, described, differences
 from jaxnet.checkpoints.storage import read_arrays
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """A step whose files are as they were written.
 
     Attributes:
@@ -34,7 +33,7 @@ class Found(NamedTuple):
     leaves: dict[str, str]
 
 
-def find_checkpoint(root: Path, step: int | None = None, best: Best | None = None) -> Found:
+def find_checkpoint(root: Path, step: int | None = None, best: Best | None = None) -> FoundCheckpoint:
     """The newest step under `root` that is as it was written, or `step`, or the one with the best metric.
 
     Newer steps that are damaged are named in a warning. Raises InputError when there is none, and when the one that
@@ -55,7 +54,7 @@ def find_checkpoint(root: Path, step: int | None = None, best: Best | None = Non
         raise InputError(_nothing_good(root, step, steps, found))
     for damaged, fault in found.damaged:
         _log.warning("checkpoint step %d is damaged: %s; using step %d", damaged, fault, found.step)
-    return Found(files.path(found.step), found.step, found.about["extra"], found.about["leaves"])
+    return FoundCheckpoint(files.path(found.step), found.step, found.about["extra"], found.about["leaves"])
 
 
 def _nothing_good(root: Path, step: int | None, steps: list[int], found: Survey) -> str:
@@ -71,7 +70,7 @@ def _others(steps: list[int], step: int) -> str:
     return ", ".join(str(other) for other in steps if other != step) or "none"
 
 
-def read_leaves(found: Found, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+def read_leaves(found: FoundCheckpoint, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Those leaves alone, where their shardings say; InputError unless they have these dtypes and shapes."""
     there = {name: found.leaves[name] for name in like if name in found.leaves}
     wrong = differences(there, described(like))

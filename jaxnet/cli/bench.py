@@ -5,19 +5,82 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from jaxnet.cli.bench_inference import add_inference
-from jaxnet.cli.parser import Parser, given_path, mesh_sizes, positive
-from jaxnet.cost.sizes import byte_size
+from jaxnet.command_line import Commands, Parser, given_path, mesh_sizes, positive
+from jaxnet.cost.shapes import byte_size
 from jaxnet.errors import InputError, exit_cleanly
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    Commands = argparse._SubParsersAction[Parser]
+    from jaxnet.command_line import Parser
+
+
+# ---- `jaxnet bench inference`: latency and throughput of a network, by the size of the batch ----------
+
+
+_BENCH_INFERENCE_DESCRIPTION = """\
+Time a network of the zoo (`jaxnet models`) with random weights on the first device, from uint8 images to
+probabilities. Batches of all sizes are compiled and warmed up first, then called in turn."""
+
+_BENCH_INFERENCE_EXAMPLES = """\
+examples:
+  jaxnet bench inference --model alexnet --batch 1,2,4,8,16,32,64,128,256
+  jaxnet bench inference --model resnet18 --width 0.25 --image 64 --dtype bfloat16 --json
+  jaxnet bench inference --model googlenet --batch 1,8,64 --plot googlenet.png
+"""
+
+
+def add_inference(kinds: Commands) -> None:
+    """Add `inference` to the kinds of `jaxnet bench`."""
+    parser = kinds.add_parser(
+        "inference",
+        help="time a network's answers",
+        description=_BENCH_INFERENCE_DESCRIPTION,
+        epilog=_BENCH_INFERENCE_EXAMPLES,
+    )
+    parser.add_argument("--model", required=True, metavar="NAME", help="see `jaxnet models`")
+    parser.add_argument("--batch", type=_batches, default="1,8,64", metavar="N,N,...", help="default 1,8,64")
+    parser.add_argument("--dtype", default="float32", metavar="DTYPE", help="float32, bfloat16 or float16")
+    parser.add_argument("--width", type=_width, default=1.0, metavar="FACTOR", help="of all hidden layers; default 1")
+    parser.add_argument("--image", type=positive, metavar="N", help="NxN images; default: the network's own")
+    parser.add_argument("--iterations", type=positive, default=50, metavar="N", help="calls a size; default 50")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="draw it too; needs matplotlib")
+    parser.set_defaults(run=run_bench_inference)
+
+
+def run_bench_inference(args: argparse.Namespace) -> int:
+    """Measure, print and draw."""
+    from jaxnet.cost.tables import check_plot
+    from jaxnet.inference.bench import bench_inference, bench_text, plot_inference
+
+    if args.plot:
+        check_plot(args.plot)
+    options = {name: getattr(args, name) for name in ("dtype", "width", "image", "iterations")}
+    report = bench_inference(args.model, args.batch, **options)
+    print(json.dumps(report.as_json(), indent=2) if args.json else bench_text(report), flush=True)
+    if args.plot:
+        plot_inference(report, args.plot)
+    return 0
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    return tuple(sorted({positive(part) for part in text.split(",")}))
+
+
+def _width(text: str) -> float:
+    try:
+        width = float(text)
+    except ValueError:
+        width = 0.0
+    if not 0 < width <= 16:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, up to 16")
+    return width
+
 
 Choice = TypeVar("Choice")
 
-_DESCRIPTION = """\
+_BENCH_DESCRIPTION = """\
 Measure communication on the processes and devices that there are: those of one process, emulated on the CPU
 with --mesh, or all of a job; process 0 prints. Or measure inference on one device."""
 
@@ -30,7 +93,7 @@ _STEP = """\
 Time whole training steps, their compute alone and their communication alone, in interleaved rounds, beside the
 least that the strategy's schedule could take."""
 
-_EXAMPLES = """\
+_BENCH_EXAMPLES = """\
 examples:
   jaxnet bench collectives --mesh 2x4 --bytes 1KiB,1MiB
   jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host
@@ -40,10 +103,10 @@ examples:
 """
 
 
-def add_parser(commands: "Commands") -> None:
+def add_bench(commands: Commands) -> None:
     """Add `bench` to the commands of `jaxnet`."""
     bench = commands.add_parser(
-        "bench", help="measure communication and inference", description=_DESCRIPTION, epilog=_EXAMPLES
+        "bench", help="measure communication and inference", description=_BENCH_DESCRIPTION, epilog=_BENCH_EXAMPLES
     )
     kinds = bench.add_commands("KIND")
     _add_collectives(kinds)
@@ -51,7 +114,7 @@ def add_parser(commands: "Commands") -> None:
     add_inference(kinds)
 
 
-def _add_collectives(kinds: "Commands") -> None:
+def _add_collectives(kinds: Commands) -> None:
     parser = _subcommand(kinds, "collectives", "time single collectives", _COLLECTIVES, run_collectives)
     parser.add_argument("--bytes", type=_sizes, default="1KiB,64KiB,1MiB,4MiB,32MiB", metavar="SIZES")
     parser.add_argument("--axis", action="append", metavar="AXIS", help="host, device or host+device; default: all")
@@ -59,7 +122,7 @@ def _add_collectives(kinds: "Commands") -> None:
     parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed calls; default 20")
 
 
-def _add_step(kinds: "Commands") -> None:
+def _add_step(kinds: Commands) -> None:
     parser = _subcommand(kinds, "step", "time training steps", _STEP, run_step)
     parser.add_argument(
         "--strategy",
@@ -83,9 +146,9 @@ def _add_step(kinds: "Commands") -> None:
 
 
 def _subcommand(
-    kinds: "Commands", name: str, summary: str, description: str, run: Callable[[argparse.Namespace], int]
+    kinds: Commands, name: str, summary: str, description: str, run: Callable[[argparse.Namespace], int]
 ) -> Parser:
-    parser = kinds.add_parser(name, help=summary, description=description, epilog=_EXAMPLES)
+    parser = kinds.add_parser(name, help=summary, description=description, epilog=_BENCH_EXAMPLES)
     parser.add_argument(
         "--mesh",
         type=mesh_sizes,
@@ -98,16 +161,15 @@ def _subcommand(
 
 
 def _run_in_job(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    from jaxnet.cluster.leave import leave
+    from jaxnet.cluster.start import leave
 
     exit_cleanly(lambda: run(args), leave)
 
 
 def run_collectives(args: argparse.Namespace) -> int:
     """Run `jaxnet bench collectives`."""
-    from jaxnet.cost.collectives import communicating_axes, measure_collectives
+    from jaxnet.cost.collectives import TRANSFERS, communicating_axes, measure_collectives
     from jaxnet.cost.tables import collectives_text
-    from jaxnet.cost.transfers import TRANSFERS
 
     names = args.algorithm or list(TRANSFERS)
     transfers = [_choose("--algorithm", name, TRANSFERS) for name in names]
@@ -125,11 +187,8 @@ def run_collectives(args: argparse.Namespace) -> int:
 
 def run_step(args: argparse.Namespace) -> int:
     """Run `jaxnet bench step`."""
-    from jaxnet.cost.labels import labelled_strategy
-    from jaxnet.cost.plot import check_plot, plot_steps
-    from jaxnet.cost.step_bench import bench_steps
-    from jaxnet.cost.tables import step_text
-    from jaxnet.cost.traces import check_trace
+    from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy
+    from jaxnet.cost.tables import check_plot, plot_steps, step_text
     from jaxnet.cost.workloads import named_workload
 
     if args.plot:

@@ -2,14 +2,10 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
-from jaxnet.cli.parser import Parser, given_path, positive
+from jaxnet.command_line import Commands, given_path, positive
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Parser]
-
-_DESCRIPTION = "Make data sets ready for training, and read them back."
+_DATA_DESCRIPTION = "Make data sets ready for training, and read them back."
 
 _PREPARE = """\
 Write a data set in TFDS's form (ArrayRecord), without TensorFlow and without a network. imagenet2012 is made from
@@ -20,25 +16,27 @@ several times at once, on any hosts that share the directories, the processes sh
 _VERIFY = """\
 Read and decode every image of a data set that TFDS has prepared. Exit status 1 if any is damaged."""
 
-_EXAMPLES = """\
+_DATA_EXAMPLES = """\
 examples:
   jaxnet data prepare imagenet2012 --manual-dir ~/downloads --data-dir /data/tfds
   jaxnet data verify imagenet2012 --data-dir /data/tfds
 """
 
 
-def add_parser(commands: "Commands") -> None:
+def add_data(commands: Commands) -> None:
     """Add `data` to the commands of `jaxnet`."""
-    data = commands.add_parser("data", help="prepare and verify data sets", description=_DESCRIPTION, epilog=_EXAMPLES)
+    data = commands.add_parser(
+        "data", help="prepare and verify data sets", description=_DATA_DESCRIPTION, epilog=_DATA_EXAMPLES
+    )
     kinds = data.add_commands("KIND")
-    prepare = kinds.add_parser("prepare", help="write a data set", description=_PREPARE, epilog=_EXAMPLES)
+    prepare = kinds.add_parser("prepare", help="write a data set", description=_PREPARE, epilog=_DATA_EXAMPLES)
     prepare.add_argument("name", choices=["imagenet2012"], metavar="NAME", help="imagenet2012")
     prepare.add_argument("--manual-dir", type=given_path, required=True, metavar="DIR", help="holds the archives")
     prepare.add_argument(
         "--allow-partial", action="store_true", help="take archives with fewer images, and leave out damaged ones"
     )
     prepare.set_defaults(run=run_prepare)
-    verify = kinds.add_parser("verify", help="read a data set back", description=_VERIFY, epilog=_EXAMPLES)
+    verify = kinds.add_parser("verify", help="read a data set back", description=_VERIFY, epilog=_DATA_EXAMPLES)
     verify.add_argument("name", metavar="NAME", help="as TFDS writes it, such as imagenet2012 or cifar10")
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(run=run_verify)
@@ -49,6 +47,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run_prepare(args: argparse.Namespace) -> int:
     """Run `jaxnet data prepare`."""
+    pass
     from jaxnet.cli.watching import Watching
     from jaxnet.data.prepare import prepare_imagenet
 
@@ -64,6 +63,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Run `jaxnet data verify`."""
+    pass
     from jaxnet.cli.watching import Watching
     from jaxnet.data.prepare import verify
 

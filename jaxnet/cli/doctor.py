@@ -8,22 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxnet.cli.parser import Parser, given_path, positive
+from jaxnet.command_line import Commands, given_path, positive
 from jaxnet.errors import InputError, exit_cleanly
 
 if TYPE_CHECKING:
-    from jaxnet.cluster.doctor.examine import Examination
-    from jaxnet.training.config import Config
+    from jaxnet.config.run import Config
+    from jaxnet.operations.doctor.examine import Examination
 
-    Commands = argparse._SubParsersAction[Parser]
 
-_DESCRIPTION = """\
+_DOCTOR_DESCRIPTION = """\
 Check this machine, or all hosts of a job when started as the job would be: names, addresses and ports, whether every
 rank comes, versions, code, config, clocks, the shared directory, each link between hosts, devices, an all-reduce.
 Every step has a time limit, and what does not answer is named. Process 0 prints one table, and a line with a cure for
 each thing that is wrong. The exit status is 1 then, 0 when all is well, and 2 for a mistake in what is given here."""
 
-_EXAMPLES = """\
+_DOCTOR_EXAMPLES = """\
 examples:
   jaxnet doctor
   jaxnet doctor --config configs/digits.py --workdir runs/digits
@@ -33,10 +32,13 @@ examples:
 """
 
 
-def add_parser(commands: "Commands") -> None:
+def add_doctor(commands: Commands) -> None:
     """Add `doctor` to the commands of `jaxnet`."""
     parser = commands.add_parser(
-        "doctor", help="find what would stop a run on these hosts", description=_DESCRIPTION, epilog=_EXAMPLES
+        "doctor",
+        help="find what would stop a run on these hosts",
+        description=_DOCTOR_DESCRIPTION,
+        epilog=_DOCTOR_EXAMPLES,
     )
     parser.add_argument(
         "--config",
@@ -58,16 +60,15 @@ def add_parser(commands: "Commands") -> None:
 
 
 def _run_in_job(args: argparse.Namespace) -> int:
-    from jaxnet.cluster.leave import leave
+    from jaxnet.cluster.start import leave
 
-    exit_cleanly(lambda: run(args), leave)
+    exit_cleanly(lambda: run_doctor(args), leave)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_doctor(args: argparse.Namespace) -> int:
     """Examine, and print what was found."""
-    from jaxnet.cluster.doctor.examine import examine
-    from jaxnet.cluster.doctor.limit import any_left
-    from jaxnet.cluster.doctor.table import diagnosis_json, diagnosis_text
+    from jaxnet.operations.doctor.examine import diagnosis_json, diagnosis_text, examine
+    from jaxnet.operations.doctor.finding import any_left
 
     diagnosis = examine(_examination(args))
     if diagnosis.speaks:
@@ -80,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examination(args: argparse.Namespace) -> "Examination":
-    from jaxnet.cluster.doctor.examine import Examination
-    from jaxnet.cluster.lab.rate import parse_rate
+    from jaxnet.operations.doctor.examine import Examination
+    from jaxnet.operations.lab.network import parse_rate
 
     expected = None if args.expect_rate is None else parse_rate(args.expect_rate, "--expect-rate")
     whole = Examination(workdir=args.workdir, expected=expected, timeout_seconds=args.timeout)
@@ -91,9 +92,9 @@ def _examination(args: argparse.Namespace) -> "Examination":
         return whole
     from dataclasses import replace
 
-    from jaxnet.training.settings.file import load_config
-    from jaxnet.training.settings.fingerprint import decoder
-    from jaxnet.training.settings.keys import flatten
+    from jaxnet.config.file import load_config
+    from jaxnet.config.keys import flatten
+    from jaxnet.training.place import decoder
 
     config = load_config(args.config, args.overrides)
     workdir = args.workdir or Path("runs") / Path(args.config).stem  # as train.py

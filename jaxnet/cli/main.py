@@ -1,31 +1,27 @@
-"""The `jaxnet` command: each sub-command is a module with `add_parser`, which names what it runs."""
+"""The `jaxnet` command: one function a sub-command adds its options and names what it runs."""
 
 import errno
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxnet.cli import (
-    bench,
-    data,
-    doctor,
-    export,
-    import_,
-    lab,
-    launch,
-    models,
-    plan,
-    predict,
-    report,
-    strategies,
-    timeline,
-)
-from jaxnet.cli.parser import Parser
+from jaxnet.cli.bench import add_bench
+from jaxnet.cli.data import add_data
+from jaxnet.cli.doctor import add_doctor
+from jaxnet.cli.launch import add_lab, add_launch
+from jaxnet.cli.models import add_import, add_models
+from jaxnet.cli.plan import add_plan, add_strategies
+from jaxnet.cli.predict import add_export, add_predict
+from jaxnet.cli.report import add_report, add_timeline
 from jaxnet.cluster.huge_pages import use_huge_pages
+from jaxnet.command_line import Parser
 from jaxnet.errors import drop, exit_cleanly, say
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
-_COMMANDS = (launch, lab, doctor, plan, strategies, models, import_, predict, export, bench, timeline, report, data)
+_COMMANDS = (
+    *(add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
+    *(add_predict, add_export, add_bench, add_timeline, add_report, add_data),
+)
 
 _EXAMPLES = """\
 examples:
@@ -77,8 +73,8 @@ def run(argv: Sequence[str]) -> int:
         epilog=_EXAMPLES,
     )
     commands = parser.add_commands("COMMAND")
-    for module in _COMMANDS:
-        module.add_parser(commands)
+    for add_command in _COMMANDS:
+        add_command(commands)
     args = parser.parse_args(argv)
     status: int = args.run(args)
     return status

@@ -7,21 +7,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from jaxnet.cli.parser import Parser, given_path, positive
+from jaxnet.command_line import Commands, Parser, given_path, positive
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
     from jaxnet.inference import Predictor
 
-    Commands = argparse._SubParsersAction[Parser]
-
-_DESCRIPTION = """\
+_PREDICT_DESCRIPTION = """\
 Classify JPEG and PNG files with what was trained: a workdir (its newest good checkpoint), one checkpoint, a file of
 `jaxnet import`, or one of `jaxnet export`. Images are prepared as the run prepared its test images, once they
 are turned upright as the camera says. A file that cannot be read is named, the others are classified, and the exit
 status is 1."""
 
-_EXAMPLES = """\
+_PREDICT_EXAMPLES = """\
 examples:
   jaxnet predict runs/digits photos/ scan.png
   jaxnet predict runs/digits --best --json --top-k 3 photos/
@@ -32,10 +30,13 @@ examples:
 _DAMAGED_STATUS = 1
 
 
-def add_parser(commands: "Commands") -> None:
+def add_predict(commands: Commands) -> None:
     """Add `predict` to the commands of `jaxnet`."""
     parser = commands.add_parser(
-        "predict", help="classify images with what was trained", description=_DESCRIPTION, epilog=_EXAMPLES
+        "predict",
+        help="classify images with what was trained",
+        description=_PREDICT_DESCRIPTION,
+        epilog=_PREDICT_EXAMPLES,
     )
     parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, a directory, or - for paths from stdin")
@@ -44,7 +45,7 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument("--labels", type=given_path, metavar="FILE", help="names of the classes, one a line")
     parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images at once; default 32")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_predict)
 
 
 def add_choice(parser: Parser) -> None:
@@ -58,13 +59,13 @@ def add_choice(parser: Parser) -> None:
     parser.add_argument("--member", type=int, metavar="I", help="of an ensemble, the network of that number alone")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_predict(args: argparse.Namespace) -> int:
     """Load, classify, print."""
-    from jaxnet.data.modes import PILLOW_MODES
-    from jaxnet.data.photos.pillow import quiet_pillow
+    from jaxnet.data.photos.decoding import quiet_pillow
+    from jaxnet.data.source import PILLOW_MODES
     from jaxnet.inference import load
     from jaxnet.inference.answers import read_labels
-    from jaxnet.training.run.progress import show_warnings
+    from jaxnet.training.display import show_warnings
 
     show_warnings()
     quiet_pillow()
@@ -90,8 +91,7 @@ def _paths(stdin: Iterable[bytes]) -> Iterator[str]:
 
 
 def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
-    from jaxnet.inference.answers import as_json, as_text
-    from jaxnet.inference.files import image_files
+    from jaxnet.inference.answers import as_json, as_text, image_files
 
     count = damaged = 0
     lines = _paths(sys.stdin.buffer) if "-" in args.images else ()  # names of files are bytes
@@ -107,3 +107,62 @@ def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
     if not count:
         raise InputError(f"there is no JPEG or PNG file in {', '.join(args.images)}")
     return _DAMAGED_STATUS if damaged else 0
+
+
+# ---- `jaxnet export`: what was trained as a program for JAX alone -------------------------------------
+
+
+_EXPORT_DESCRIPTION = """\
+Write a trained network as StableHLO: uint8 images in, probabilities out, normalization included. JAX alone runs it, as
+in jax.export.deserialize(bytearray(pathlib.Path(FILE).read_bytes())).call(images), and so does `jaxnet predict FILE`,
+which needs FILE.json beside it. It is made for the platforms that are named; it was tested on the CPU alone."""
+
+_EXPORT_EXAMPLES = """\
+examples:
+  jaxnet export runs/digits --out digits.stablehlo
+  jaxnet export runs/digits --best --out digits.stablehlo --batch 64 --platforms cpu
+  jaxnet export vgg16.safetensors --out vgg16.stablehlo --weights separate --dtype bfloat16
+"""
+
+
+def add_export(commands: Commands) -> None:
+    """Add `export` to the commands of `jaxnet`."""
+    parser = commands.add_parser(
+        "export", help="write what was trained as StableHLO", description=_EXPORT_DESCRIPTION, epilog=_EXPORT_EXAMPLES
+    )
+    parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
+    parser.add_argument("--out", type=given_path, required=True, metavar="FILE", help="the program")
+    add_choice(parser)
+    parser.add_argument("--batch", type=positive, metavar="N", help="take batches of N images; default: of any size")
+    parser.add_argument(
+        "--weights",
+        choices=("inside", "separate"),
+        default="inside",
+        help="as constants of the program, or in FILE.weights.safetensors, to be given as its first argument",
+    )
+    parser.add_argument(
+        "--platforms", type=_platforms, default="cpu,cuda,tpu", metavar="NAMES", help="default cpu,cuda,tpu"
+    )
+    parser.set_defaults(run=run_export)
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Load, export, and say what was written."""
+    from jaxnet.inference.export import export
+    from jaxnet.inference.loading import load_network
+    from jaxnet.training.display import show_warnings
+
+    show_warnings()
+    choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}
+    network = load_network(args.trained, **choice)
+    separate = args.weights == "separate"
+    for path in export(network, args.out, batch=args.batch, platforms=args.platforms, separate_weights=separate):
+        print(f"{path}  {path.stat().st_size:,} bytes")
+    return 0
+
+
+def _platforms(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if wrong := [name for name in names if name not in ("cpu", "cuda", "tpu")]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} must be cpu, cuda or tpu, or several, as in cpu,cuda")
+    return names

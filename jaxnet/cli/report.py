@@ -2,38 +2,35 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from jaxnet.cli.parser import Parser, given_path
+from jaxnet.command_line import Commands, given_path
 from jaxnet.errors import InputError
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Parser]
-
-_DESCRIPTION = """\
+_REPORT_DESCRIPTION = """\
 Show where the time of a run went, from the ledger in its workdir: start-up, compile, data wait, step, evaluation,
 checkpoint; work that was lost and done again, and the time from an attempt's last sign of life to the next start; what
 each rank needs for a step, and which of them hold the others up.
 goodput = time of steps that were not done again / time since the first start."""
 
-_EXAMPLES = """\
+_REPORT_EXAMPLES = """\
 examples:
   jaxnet report runs/digits
   jaxnet report runs/digits --json
 """
 
 
-def add_parser(commands: "Commands") -> None:
+def add_report(commands: Commands) -> None:
     """Add `report` to the commands of `jaxnet`."""
     parser = commands.add_parser(
-        "report", help="show where the time of a run went", description=_DESCRIPTION, epilog=_EXAMPLES
+        "report", help="show where the time of a run went", description=_REPORT_DESCRIPTION, epilog=_REPORT_EXAMPLES
     )
     parser.add_argument("workdir", type=given_path, metavar="WORKDIR", help="the directory of a run")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_report)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_report(args: argparse.Namespace) -> int:
     """Read the ledger, add up, print."""
     from jaxnet.report.goodput import goodput, goodput_json, goodput_text, read_ledger
 
@@ -44,3 +41,68 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{path} cannot be read: {error.strerror}; wanted the workdir of a run") from error
     print(json.dumps(goodput_json(found), indent=2) if args.json else goodput_text(found))
     return 0
+
+
+# ---- `jaxnet timeline`: when each bucket of a step travelled, and how much of that was hidden under compute
+
+
+_TIMELINE_DESCRIPTION = """\
+Show one step from the JAX profiler's trace: for each collective its bucket, bytes, start, end and the part of it in
+which the same device computed; for each device the totals. overlap = 1 - exposed / communication."""
+
+_TIMELINE_EXAMPLES = """\
+examples:
+  python train.py --config configs/digits.py profile.steps=3 && jaxnet timeline runs/digits
+  jaxnet timeline runs/digits --step 11 --png step.png
+  jaxnet timeline /tmp/trace --json        (a directory that was given to jax.profiler.trace)
+"""
+
+
+def add_timeline(commands: Commands) -> None:
+    """Add `timeline` to the commands of `jaxnet`."""
+    parser = commands.add_parser(
+        "timeline",
+        help="show when the buckets of a step travelled",
+        description=_TIMELINE_DESCRIPTION,
+        epilog=_TIMELINE_EXAMPLES,
+    )
+    parser.add_argument("trace", type=given_path, metavar="TRACE", help="a workdir, a profile directory, *.xplane.pb")
+    parser.add_argument("--step", type=_step, metavar="N", help="its number; default: the step of median length")
+    parser.add_argument("--png", type=_png, metavar="FILE", help="draw it, too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_timeline)
+
+
+def run_timeline(args: argparse.Namespace) -> int:
+    """Read the traces, put the step together, print and draw it."""
+    from jaxnet.report import read_traces, timeline, timeline_json, timeline_text, write_png
+
+    made = timeline(read_traces(args.trace), args.step, _mesh(args.trace))
+    if args.png:
+        write_png(made, args.png)
+    print(json.dumps(timeline_json(made), indent=2) if args.json else timeline_text(made))
+    return 0
+
+
+def _mesh(workdir: Path) -> dict[str, int]:
+    """The mesh's shape, if this is the workdir of a run that has ended."""
+    summary = workdir / "summary.json"
+    try:
+        return dict(json.loads(summary.read_text())["mesh"]) if summary.is_file() else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{summary} is not the summary of a run: {error!r}") from error
+
+
+def _step(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} must be the number of a step")
+    return int(text)
+
+
+def _png(text: str) -> Path:
+    path = given_path(text)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {path.parent} for {text!r}")
+    return path

@@ -6,12 +6,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from jaxnet.data.prepare import Watch
+from jaxnet.data.prepare import PrepareListener
 
 _EVERY_SECONDS = 30.0
 
 
-class Watching(Watch):
+class Watching(PrepareListener):
     """Shows how many images are done, how many a second, and the time left. Use it in a `with` statement."""
 
     def __init__(self, *, silent: bool = False) -> None:

@@ -5,15 +5,40 @@ collectives: processes with different versions of jaxlib or another number of de
 in those, and that is just what has to be reported.
 """
 
+import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jaxnet
 from jaxnet.cluster import coordination
-from jaxnet.cluster.ranks import ranks
+from jaxnet.cluster.environment import ranks
 from jaxnet.cluster.start import Cluster
 from jaxnet.errors import InputError
+
+# ---- Which code this process runs, in short: a digest of each part of the package ---------------------
+
+
+_ROOT = Path(jaxnet.__path__[0])
+
+
+def code_digests(root: Path = _ROOT) -> dict[str, str]:
+    """A digest of the Python files of each sub-package of `root`, and of those beside them, by its name.
+
+    >>> sorted(code_digests())[:3]
+    ['code of jaxnet', 'code of jaxnet/checkpoints', 'code of jaxnet/cli']
+    """
+    digests: dict[str, hashlib._Hash] = {}
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        part = f"{root.name}/{inside.parts[0]}" if len(inside.parts) > 1 else root.name
+        digest = digests.setdefault(f"code of {part}", hashlib.sha256())
+        text = path.read_bytes()
+        digest.update(f"{inside.as_posix()} {len(text)}\n".encode() + text)
+    return {part: digest.hexdigest()[:16] for part, digest in digests.items()}
+
 
 _ABSENT = "(not given)"
 _calls = itertools.count()
@@ -27,18 +52,18 @@ def check_agreement(cluster: Cluster, fingerprint: Mapping[str, str], timeout_se
 
     >>> check_agreement(Cluster(), {"jax": "0.12.0"})
     """
-    given = given_by_all(cluster, dict(fingerprint), timeout_seconds, about="what it runs")
+    given = all_gather_object(cluster, dict(fingerprint), timeout_seconds, about="what it runs")
     if difference := describe_difference(given):
         raise InputError(difference)
 
 
-def given_by_all(cluster: Cluster, value: Any, timeout_seconds: float = 300.0, *, about: str) -> list[Any]:
+def all_gather_object(cluster: Cluster, value: Any, timeout_seconds: float = 300.0, *, about: str) -> list[Any]:
     """The `value` of every process, in their order, as JSON carries it.
 
     Every process calls this the same number of times. Raises InputError when some have not said theirs in time; `about`
     names it.
 
-    >>> given_by_all(Cluster(), {"damaged": [3]}, about="what it has met")
+    >>> all_gather_object(Cluster(), {"damaged": [3]}, about="what it has met")
     [{'damaged': [3]}]
     """
     if cluster.process_count == 1:

@@ -1,22 +1,167 @@
 """Start-up: find this process's place, check it, and only then let JAX join the processes."""
 
 import os
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 import jax
+from jax._src import distributed, xla_bridge
+from jax.extend.backend import register_backend_factory
+from jaxlib import _jax
 
-from jaxnet.cluster import coordination, gloo, mpi
-from jaxnet.cluster.address import check_interface
-from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place, heartbeat_seconds
-from jaxnet.cluster.leave import leave_on_uncaught_errors
-from jaxnet.cluster.listening import listening_address
-from jaxnet.cluster.proxies import go_around
-from jaxnet.cluster.rendezvous import meet
-from jaxnet.cluster.threads import spare_thread
+from jaxnet.cluster import coordination, mpi
+from jaxnet.cluster.environment import (
+    COORDINATOR,
+    COUNT,
+    INDEX,
+    INTERFACE,
+    Place,
+    check_interface,
+    find_place,
+    heartbeat_seconds,
+)
+from jaxnet.cluster.rendezvous import listening_address, meet
 from jaxnet.cluster.tls import check_credentials, credentials_in, initialize_options
 from jaxnet.errors import InputError, one_line
+
+# ---- Proxy variables: gRPC goes by them for JAX's coordinator too, and then JAX aborts after minutes --
+#
+# `http_proxy` and its like are meant for the world outside. With them, `jax.distributed.initialize` asks the proxy for
+# the coordinator, waits until its time is up and ends the process with SIGABRT; for 127.0.0.1 just as for other hosts.
+
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # the first that is set is what gRPC goes by
+_EXEMPT = ("no_grpc_proxy", "no_proxy")  # the first that is set says for which names it does not
+
+
+def proxy_between(environ: Mapping[str, str], host: str) -> str | None:
+    """The variable by which gRPC would call `host` through a proxy, or None.
+
+    >>> proxy_between({"https_proxy": "http://proxy:3128"}, "node1")
+    'https_proxy'
+    >>> proxy_between({"https_proxy": "http://proxy:3128", "no_proxy": "localhost,node1"}, "node1")
+    """
+    exempt = [part.strip() for part in _exempt(environ).split(",")]
+    if any(suffix and host.endswith(suffix) for suffix in exempt):
+        return None
+    return next((name for name in _PROXIES if environ.get(name)), None)
+
+
+def go_around(environ: MutableMapping[str, str], host: str) -> None:
+    """Let gRPC, and nothing else, call `host` directly from now on.
+
+    >>> environ = {"https_proxy": "http://proxy:3128", "no_proxy": "localhost"}
+    >>> go_around(environ, "node1")
+    >>> environ["no_grpc_proxy"], environ["no_proxy"]
+    ('localhost,node1', 'localhost')
+    """
+    if proxy_between(environ, host):
+        environ["no_grpc_proxy"] = ",".join(filter(None, (_exempt(environ), host)))
+
+
+def _exempt(environ: Mapping[str, str]) -> str:
+    return next((environ[name] for name in _EXEMPT if environ.get(name)), "")
+
+
+# ---- Where the CPU's collectives listen: an address or an interface of our choice ---------------------
+#
+# Left alone, Gloo listens on the address that the host's own name resolves to. On a stock Debian
+# that is 127.0.1.1, and in containers often one that others cannot reach: remote processes then fail
+# with "connection refused". Gloo takes a host name or an interface, but JAX offers no option for
+# it, so the CPU backend is registered anew, made just as JAX makes it but for that one argument.
+# The two functions used for it are not public in JAX 0.10 to 0.12; this file is the only one that uses them.
+
+
+def listen_on(*, hostname: str | None = None, interface: str | None = None) -> None:
+    """Let CPU collectives of this process listen on an address or interface; call before any device use.
+
+    Does nothing when JAX is set to another implementation than Gloo, such as MPI.
+    """
+    if getattr(jax.config, "jax_cpu_collectives_implementation", "gloo") != "gloo":
+        return
+    if not (hasattr(xla_bridge, "make_cpu_client") and hasattr(_jax, "make_gloo_tcp_collectives")):
+        raise InputError(
+            f"JAX {jax.__version__} offers no way to choose where its CPU collectives listen"
+            f" ({interface or hostname}); use a version from 0.10.2 to 0.12"
+        )
+
+    def make_client() -> Any:
+        collectives = _jax.make_gloo_tcp_collectives(
+            distributed_client=distributed.global_state.client, hostname=hostname, interface=interface
+        )
+        return xla_bridge.make_cpu_client(collectives=collectives)
+
+    register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+# ---- A thread for computation beside the one that a collective holds ----------------------------------
+
+
+_VARIABLES = ("PJRT_NPROC", "NPROC")  # either decides; the second is an older name
+
+
+def spare_thread() -> None:
+    """Let XLA:CPU of this process compute while a collective is under way; call before any device use.
+
+    XLA:CPU takes as many threads as the process has cores, and a Gloo collective holds one until all hosts have
+    answered. A process with one core would have none left, and nothing would overlap.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    if cores == 1 and not any(name in os.environ for name in _VARIABLES):
+        os.environ[_VARIABLES[0]] = "2"
+
+
+# ---- How a process of several ends: together with the others, or at once ------------------------------
+#
+# JAX's exit hook waits up to five minutes for all processes to end. A process that fails alone would
+# wait there for others that in turn wait for it in a collective, and no launcher could see that it failed.
+
+
+_TOGETHER_SECONDS = 2.0
+_AFTER_ANOTHER_SECONDS = 0.5
+
+
+def leave(status: int) -> NoReturn:
+    """End this process with `status`; when that is a failure, without waiting for processes that go on.
+
+    Where all fail together, as with a mistake in the configuration, they still end in good order, so that
+    process 0, which serves the others, does not vanish before they have said what is wrong.
+    """
+    if status != 0 and jax.distributed.is_initialized() and not _all_leave():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    if status != 0 and (ranks := mpi.joined()):
+        ranks.leave(status)
+    sys.exit(status)
+
+
+def leave_on_uncaught_errors() -> None:
+    """From now on, an exception that nothing catches ends this process by `leave`, after its traceback."""
+    show = sys.excepthook
+
+    def show_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        leave(1)
+
+    sys.excepthook = show_and_leave
+
+
+def _all_leave() -> bool:
+    called = time.monotonic()
+    try:
+        if coordination.wait_for_all("jaxnet/leave", _TOGETHER_SECONDS):
+            return True
+    except jax.errors.JaxRuntimeError:
+        pass  # the service has gone already
+    # An answer at once means that another failed before, and this one by consequence: a launcher, which
+    # names the first that ends, must not see this one end first.
+    time.sleep(max(called + _AFTER_ANOTHER_SECONDS - time.monotonic(), 0))
+    return False
 
 
 @dataclass(frozen=True)
@@ -105,9 +250,9 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
     address = _meet(place, timeout_seconds)
     _initialize(place, timeout_seconds, options)
     if place.interface:
-        gloo.listen_on(interface=place.interface)
+        listen_on(interface=place.interface)
     elif address:
-        gloo.listen_on(hostname=address)
+        listen_on(hostname=address)
     spare_thread()
     leave_on_uncaught_errors()
     return Cluster(

@@ -12,11 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.codecs import Codec, one_message
-from jaxnet.comm.collective import Collective, Kind, axes_size
-from jaxnet.comm.dtypes import require_array, require_floats
-from jaxnet.comm.parts import part_size, rows_of, whole_of
-from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Plan, PyTree, Reducer
-from jaxnet.comm.vma import require_varying, same_along
+from jaxnet.comm.guards import require_array, require_floats, require_varying, same_along
+from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size
+from jaxnet.comm.sharded import rows_of, shard_size, whole_of
 
 
 def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
@@ -128,7 +126,7 @@ def _by_parts(codec: Codec, count: int) -> Codec:
         return jax.vmap(codec.encode)(rows_of(message, count))
 
     def decode(arrays: Sequence[jax.Array], size: int) -> jax.Array:
-        rows = jax.vmap(lambda *row: codec.decode(row, part_size(size, count)))(*arrays)
+        rows = jax.vmap(lambda *row: codec.decode(row, shard_size(size, count)))(*arrays)
         return whole_of(rows, (size,))
 
     return codec._replace(encode=encode, decode=decode)
@@ -141,7 +139,7 @@ def _sum_decoded(rows: jax.Array, decode: Callable[[jax.Array], jax.Array]) -> j
 
 def _part(message: jax.ShapeDtypeStruct | jax.Array, axes: tuple[str, ...], axis_sizes: AxisSizes) -> int:
     """Elements of the part that one device owns; the last parts may be padding."""
-    return part_size(math.prod(message.shape), axes_size(axes, axis_sizes))
+    return shard_size(math.prod(message.shape), axes_size(axes, axis_sizes))
 
 
 def _exchanged(message: jax.ShapeDtypeStruct | jax.Array, axes: tuple[str, ...], axis_sizes: AxisSizes) -> bool:

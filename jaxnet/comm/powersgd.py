@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.buckets.bucketed import bucketed
-from jaxnet.comm.collective import axes_size
-from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer
-from jaxnet.comm.vma import require_varying, varying_axes
+from jaxnet.comm.bucketed import bucketed
+from jaxnet.comm.guards import require_varying, varying_axes
+from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size
 
 _SAVING = 2  # a leaf is sent as factors if they have at most 1/2 of its elements, as in PyTorch's hook
 

@@ -7,15 +7,118 @@ the outside in, as the data moves:
     bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.buckets.plan import BucketPlan
-from jaxnet.comm.collective import Collective
+from jaxnet.comm.buckets import BucketPlan
+
+# ---- A collective operation as a plan names it: what travels, over which axes, at what cost in bytes --
+
+
+Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
+Transport = Literal["xla", "mpi"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective over some mesh axes.
+
+    Attributes:
+        kind: the operation, by the name that HLO gives it.
+        axes: the mesh axes that it spans.
+        size: how many devices take part, the product of the axes' sizes.
+        elements: elements of the whole message: the array that all-reduce sums, that reduce-scatter
+            takes in, that all-gather gives out, that all-to-all deals out, that one sender of a permute sends.
+        dtype: what travels, by its NumPy name.
+        groups: places along `axes`, counted row by row, that take part together; empty: all of them.
+        pairs: (sender, receiver) of a collective-permute, as places along `axes`.
+        transport: who carries it: XLA's collectives, or calls of an MPI library, whose ranks are then the places.
+    """
+
+    kind: Kind
+    axes: tuple[str, ...]
+    size: int
+    elements: int
+    dtype: str
+    groups: tuple[tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    transport: Transport = "xla"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole message (nccl-tests' S)."""
+        return self.elements * jnp.dtype(self.dtype).itemsize
+
+    @property
+    def wire_bytes(self) -> int:
+        """Fewest bytes that each device sends: `2 (n-1)/n S` for all-reduce, `(n-1)/n S` for its halves.
+
+        The bound of Patarasuk and Yuan (2009), reached by rings and by halving-doubling. All-to-all sends
+        `(n-1)/n S` too; a sender of a permute, `S`.
+
+        >>> Collective("all-reduce", ("host",), 4, 1000, "float32").wire_bytes
+        6000
+        """
+        if self.kind == "collective-permute":
+            return self.bytes
+        rounds = 2 if self.kind == "all-reduce" else 1
+        return math.ceil(rounds * (self.size - 1) * self.bytes / self.size)
+
+
+def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
+    """Number of devices that share the collective: the product of the sizes of `axes`."""
+    return math.prod(axis_size(axis, axis_sizes) for axis in axes)
+
+
+def axis_size(axis: str, axis_sizes: Mapping[str, int]) -> int:
+    """The size of one; ValueError, which names those that there are, for no axis of the mesh.
+
+    >>> axis_size("hosts", {"host": 2, "device": 4})
+    Traceback (most recent call last):
+    ValueError: the mesh has no axis 'hosts', only 'host', 'device'
+    """
+    try:
+        return axis_sizes[axis]
+    except KeyError:
+        raise ValueError(f"the mesh has no axis {axis!r}, only {', '.join(map(repr, axis_sizes))}") from None
+
+
+def wire_bytes_per_axis(
+    collectives: Iterable[Collective], shares: Iterable[float] = itertools.repeat(1)
+) -> dict[str, int]:
+    """Bytes that the busiest device sends in one step, by the axes they travel over (`'host'`, `'host+device'`).
+
+    All devices send alike but along trees, where a leaf sends once and the root once for each of its children.
+
+    Args:
+        collectives: of one step.
+        shares: in what part of the steps each of them runs.
+
+    >>> wire_bytes_per_axis([Collective("all-gather", ("device",), 2, 100, "float32")])
+    {'device': 200}
+    >>> from dataclasses import replace
+    >>> up = Collective("collective-permute", ("host",), 2, 100, "float32", pairs=((1, 0),))
+    >>> down = replace(up, pairs=((0, 1),))
+    >>> wire_bytes_per_axis([up, down])
+    {'host': 400}
+    """
+    by_all: defaultdict[str, float] = defaultdict(float)
+    by_some: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for collective, share in zip(collectives, shares, strict=False):
+        axes, sent = "+".join(collective.axes), share * collective.wire_bytes
+        by_all[axes] += 0 if collective.pairs else sent
+        for sender, _ in collective.pairs:
+            by_some[axes][sender] += sent
+    return {axes: round(sent + max(by_some[axes].values(), default=0)) for axes, sent in by_all.items()}
+
 
 PyTree = Any
 AxisSizes = Mapping[str, int]
@@ -107,3 +210,43 @@ def stateless(reduce: Callable[[jax.Array], jax.Array], plan: PlanFn) -> Reducer
         return reduce(values), state
 
     return Reducer(init_fn, reduce_fn, plan)
+
+
+# ---- A reducer as an optax gradient transformation, for a training loop that is not ours --------------
+
+
+class GradientTransformation(NamedTuple):
+    """The pair `(init, update)` that `optax.chain` takes. Defined here so that this package needs jax alone."""
+
+    init: Callable[[PyTree], PyTree]
+    update: Callable[..., tuple[PyTree, PyTree]]
+
+
+def as_gradient_transformation(reducer: Reducer, axis_sizes: AxisSizes) -> GradientTransformation:
+    """Average gradients over the mesh as the first link of an `optax.chain`.
+
+    `update` must run where the mesh axes are bound: inside `jax.shard_map` or `jax.pmap`. A reducer with
+    state needs that state sharded one per device.
+
+    Args:
+        reducer: sums over the mesh.
+        axis_sizes: the mesh's `shape`.
+
+    >>> from jaxnet.comm import all_reduce, bucketed
+    >>> average = as_gradient_transformation(bucketed(all_reduce("host", "device"), 2**20), {"host": 1, "device": 1})
+    >>> # optimizer = optax.chain(average, optax.sgd(0.1))
+    """
+    axes = tuple(axis_sizes)
+
+    def init_fn(params: PyTree) -> PyTree:
+        return reducer.init(params, axis_sizes)
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree | None = None, **extra_args: Any
+    ) -> tuple[PyTree, PyTree]:
+        del params, extra_args
+        sums, state = reducer.reduce(updates, state)
+        count = axes_size(axes, BOUND_AXES)
+        return jax.tree.map(lambda total: total / count, sums), state
+
+    return GradientTransformation(init_fn, update_fn)

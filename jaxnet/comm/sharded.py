@@ -4,22 +4,68 @@ An all-reduce is a reduce-scatter and an all-gather. Here the two stand apart, s
 between them on its own part alone, and the all-gather can wait for the head of the next step.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.algorithms.stages import Stages, gather_message, gather_plan, scatter_message, scatter_plan
-from jaxnet.comm.buckets.order import in_place, reordered
-from jaxnet.comm.buckets.packing import pack, unpack
-from jaxnet.comm.buckets.plan import Bucket, BucketPlan, plan_buckets, require_cap
-from jaxnet.comm.collective import axes_size
-from jaxnet.comm.dtypes import require_summable
-from jaxnet.comm.parts import part_shapes, rows_of, whole_of
-from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, stateless
-from jaxnet.comm.vma import require_varying
+from jaxnet.comm.buckets import Bucket, BucketPlan, pack, plan_buckets, require_cap, unpack
+from jaxnet.comm.guards import require_summable, require_varying
+from jaxnet.comm.halves import Stages, gather_message, gather_plan, scatter_message, scatter_plan
+from jaxnet.comm.order import in_place, reordered
+from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size, stateless
+
+# ---- A leaf cut into equal parts, one a device: a row each, zeros after the end -----------------------
+
+
+def shard_size(size: int, devices: int) -> int:
+    """Elements of one device's part of a leaf of `size` elements."""
+    return -(-size // devices)
+
+
+def shard_shapes(leaves: Iterable[jax.ShapeDtypeStruct | jax.Array], devices: int) -> list[jax.ShapeDtypeStruct]:
+    """Shape and dtype of one device's part of each leaf.
+
+    >>> [part.shape for part in shard_shapes([jax.ShapeDtypeStruct((3, 3), "float32")], 4)]
+    [(3,)]
+    """
+    return [jax.ShapeDtypeStruct((shard_size(math.prod(leaf.shape), devices),), leaf.dtype) for leaf in leaves]
+
+
+def rows_of(leaf: jax.Array, devices: int) -> jax.Array:
+    """The leaf as [devices, part]; only a reshape if it divides.
+
+    >>> rows_of(jnp.arange(3), 2).tolist()
+    [[0, 1], [2, 0]]
+    """
+    flat = leaf.reshape(-1)
+    part = shard_size(flat.size, devices)
+    return jnp.pad(flat, (0, devices * part - flat.size)).reshape(devices, part)
+
+
+def whole_of(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The leaf of this shape whose parts follow each other in `rows`.
+
+    >>> whole_of(jnp.array([[0, 1], [2, 0]]), (3,)).tolist()
+    [0, 1, 2]
+    """
+    return rows.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def filled(size: int, devices: int, start: int, width: int) -> int:
+    """How many of a leaf's `size` elements stand in columns `[start, start + width)` of its rows.
+
+    >>> filled(3, 2, start=0, width=1), filled(3, 2, start=1, width=1)
+    (2, 1)
+    """
+    if size == 0:
+        return 0
+    rows, rest = divmod(size, shard_size(size, devices))
+    return rows * width + min(max(rest - start, 0), width)
+
 
 _Leaves = Sequence[jax.ShapeDtypeStruct | jax.Array]
 
@@ -87,7 +133,7 @@ def sharded(*stages: str | tuple[str, ...], bucket_bytes: int | None, split: boo
 
     def layout(leaves: _Leaves, devices: int) -> BucketPlan:
         cap = None if bucket_bytes is None else max(1, bucket_bytes // devices)
-        return plan_buckets(part_shapes(leaves, devices), cap, split=split)
+        return plan_buckets(shard_shapes(leaves, devices), cap, split=split)
 
     def scatter_fn(values: PyTree) -> PyTree:
         for path, leaf in jax.tree.leaves_with_path(values):
@@ -160,7 +206,7 @@ def _beside(columns: Sequence[jax.Array]) -> jax.Array:
     return columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
 
 
-def parts_in_order(order: Sequence[int], inner: Sharded) -> Sharded:
+def shards_in_order(order: Sequence[int], inner: Sharded) -> Sharded:
     """Give the leaves to `inner` in another order: leaf `order[0]` first. Trees are unchanged; see `in_order`."""
 
     def permuted(tree: PyTree) -> list[jax.Array]:
@@ -184,3 +230,78 @@ def scatter_after(inner: Sharded) -> Sharded:
 def as_reducer(inner: Sharded) -> Reducer:
     """Scatter, then gather at once: an all-reduce, for a loop that carries no parts."""
     return stateless(lambda values: inner.gather(inner.scatter(values), values), inner.plan)
+
+
+# ---- Parts of leaves that lead with [members], such as several networks trained at once: a part of every member
+
+
+def stacked_shards(inner: Sharded) -> Sharded:
+    """As `inner`, for leaves [members, ...], of which a device gets [members, part]: the same part of each member.
+
+    So what an optimizer does with a part of one network can be mapped over the first dim. The messages are those of
+    leaves in which each member ends in zeros of its own. Outside `shard_map` a leaf's parts have the sharding
+    `PartitionSpec(None, axes)`.
+
+    >>> from jaxnet.comm import sharded
+    >>> shards = stacked_shards(sharded("device", bucket_bytes=None))
+    >>> plan = shards.plan({"w": jax.ShapeDtypeStruct((3, 9), "float32")}, {"device": 2})
+    >>> [collective.elements for collective in plan.collectives]
+    [30, 30]
+    """
+
+    def in_parts(cut: Callable[[PyTree], PyTree], values: PyTree) -> PyTree:
+        devices = axes_size(inner.axes, BOUND_AXES)
+        parts = cut(jax.tree.map(lambda leaf: _by_device(leaf, devices), values))
+        return jax.tree.map(lambda part, leaf: part.reshape(leaf.shape[0], -1), parts, values)
+
+    def scatter_fn(values: PyTree) -> PyTree:
+        return in_parts(inner.scatter, values)
+
+    def gather_fn(parts: PyTree, shapes: PyTree) -> PyTree:
+        devices = axes_size(inner.axes, BOUND_AXES)
+        flat = jax.tree.map(lambda part: part.reshape(-1), parts)
+        values = inner.gather(flat, jax.tree.map(lambda leaf: _shape(leaf, devices), shapes))
+        return jax.tree.map(lambda value, leaf: _by_member(value, leaf.shape, devices), values, shapes)
+
+    def split_fn(values: PyTree) -> PyTree:
+        return in_parts(inner.split, values)
+
+    def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
+        devices = axes_size(inner.axes, axis_sizes)
+        return inner.plan(jax.tree.map(lambda leaf: _shape(leaf, devices), shapes), axis_sizes)
+
+    return Sharded(inner.axes, scatter_fn, gather_fn, split_fn, plan_fn)
+
+
+def stacked_filled(size: int, members: int, devices: int, start: int, width: int) -> int:
+    """As `filled`, for a leaf of `members` of `size` elements together: each ends in zeros of its own.
+
+    >>> stacked_filled(6, 2, 2, start=0, width=4), stacked_filled(6, 2, 2, start=1, width=2)
+    (6, 3)
+    """
+    own, end = shard_size(size // members, devices), start + width
+    cuts = [(max(start, own * index), min(end, own * (index + 1))) for index in range(members)]
+    return sum(
+        filled(size // members, devices, first - own * index, last - first)
+        for index, (first, last) in enumerate(cuts)
+        if first < last
+    )
+
+
+def _shape(leaf: jax.ShapeDtypeStruct | jax.Array, devices: int) -> jax.ShapeDtypeStruct:
+    """That of `_by_device`."""
+    members, *dims = leaf.shape
+    return jax.ShapeDtypeStruct((devices * members * shard_size(math.prod(dims), devices),), leaf.dtype)
+
+
+def _by_device(leaf: jax.Array, devices: int) -> jax.Array:
+    """[members, ...] as one dim, which cut into equal parts is [devices, members, part]."""
+    rows = jax.vmap(lambda member: rows_of(member, devices))(leaf)
+    return rows.swapaxes(0, 1).reshape(-1)
+
+
+def _by_member(flat: jax.Array, shape: Sequence[int], devices: int) -> jax.Array:
+    """What `_by_device` was made from, a leaf of this shape."""
+    members, *dims = shape
+    rows = flat.reshape(devices, members, -1).swapaxes(0, 1).reshape(members, -1)
+    return rows[:, : math.prod(dims)].reshape(members, *dims)

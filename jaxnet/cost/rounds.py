@@ -4,17 +4,33 @@ import time
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
-from jaxnet.cost.processes import gathered, wait_for_all
-from jaxnet.cost.steps import Task
+from jaxnet.cost.steps import TimedProgram
+
+# ---- Times of several processes as one: all of them time the same calls, then exchange what they saw --
+
+
+def gathered(values: np.ndarray) -> np.ndarray:
+    """`values` of every process, [processes, ...]; returns when all have called it."""
+    if jax.process_count() == 1:
+        return values[None]
+    return np.asarray(multihost_utils.process_allgather(values.astype(np.float32))).astype(np.float64)
+
+
+def wait_for_all() -> None:
+    """Return at the same time on all processes, but for the latency of a message."""
+    gathered(np.zeros(1))
+
 
 Key = TypeVar("Key", bound=Hashable)
 
 _WARMUP_STEPS = 2
 
 
-def seconds_a_step(task: Task, steps: int) -> float:
+def seconds_a_step(task: TimedProgram, steps: int) -> float:
     """Time `steps` steps from a common start to the end of the last process; every process must call it."""
     wait_for_all()
     started = time.perf_counter()
@@ -22,13 +38,13 @@ def seconds_a_step(task: Task, steps: int) -> float:
     return float(gathered(np.array([time.perf_counter() - started])).max()) / steps
 
 
-def warm_up(task: Task) -> None:
+def warm_up(task: TimedProgram) -> None:
     """Run what a first call costs more: connections, memory, caches."""
     wait_for_all()
     task.run(_WARMUP_STEPS)
 
 
-def interleave(tasks: Mapping[Key, Task], rounds: int, steps: int) -> dict[Key, list[float]]:
+def interleave(tasks: Mapping[Key, TimedProgram], rounds: int, steps: int) -> dict[Key, list[float]]:
     """Seconds a step of every task in every round; every other round goes through the tasks backwards.
 
     Every process must call it with the same arguments.

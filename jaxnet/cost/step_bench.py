@@ -1,21 +1,22 @@
 """What a strategy hides and what it exposes: a whole step beside its compute, its communication and its bound."""
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import Strategy
-from jaxnet.cost.bounds import Compute
+from jaxnet.comm import Strategy, named_strategy
+from jaxnet.cost.bounds import Compute, Footprint, footprint
 from jaxnet.cost.collectives import link_peak
-from jaxnet.cost.footprint import Footprint, footprint
-from jaxnet.cost.labels import in_pieces
-from jaxnet.cost.rounds import interleave
+from jaxnet.cost.rounds import interleave, wait_for_all
+from jaxnet.cost.shapes import byte_size
 from jaxnet.cost.steps import (
-    Task,
+    TimedProgram,
     check_batch,
     communication_only,
     compute_only,
@@ -23,8 +24,96 @@ from jaxnet.cost.steps import (
     order_of,
     partial_gradient,
 )
-from jaxnet.cost.traces import trace_steps
 from jaxnet.cost.workloads import Workload
+from jaxnet.errors import InputError
+
+# ---- Strategies as a benchmark names them, so that one can stand in a table at several bucket sizes ---
+
+
+_PIECES = "+pieces"
+
+
+def in_pieces(label: str) -> bool:
+    """Whether the step is to be several programs, launched from two threads.
+
+    >>> in_pieces("ddp:4MiB+pieces"), in_pieces("ddp:4MiB")
+    (True, False)
+    """
+    return label.endswith(_PIECES)
+
+
+def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
+    """The strategy `NAME`, or `NAME:BYTES` with buckets of that size; `+pieces` may stand behind, see `in_pieces`.
+
+    Settings stand between: `NAME:key=value:BYTES`.
+
+    Args:
+        label: what the user wrote.
+        bucket_bytes: for a `NAME` alone, if that strategy has buckets of a set size.
+
+    >>> labelled_strategy("hierarchical:4MiB").name
+    'hierarchical'
+    """
+    name, size = _with_size(label.removesuffix(_PIECES))
+    try:
+        own = named_strategy(name, byte_size(size) if size else None)
+    except ValueError as error:
+        raise InputError(f"--strategy {label}: {error}") from None
+    if own.averaging is not None:
+        raise InputError(
+            f"--strategy {label}: its steps are not alike, parameters travel in every {own.averaging.every}th; time "
+            "single steps of another strategy, and whole runs of this one with train.py"
+        )
+    if size or bucket_bytes is None:
+        return own
+    try:
+        return named_strategy(name, bucket_bytes)
+    except ValueError:  # it has no bucket size to set
+        return own
+
+
+def _with_size(label: str) -> tuple[str, str]:
+    """The name with its settings, and the size of buckets, which is no `key=value`; empty if there is none."""
+    name, colon, last = label.rpartition(":")
+    return (name, last) if colon and "=" not in last else (label, "")
+
+
+# ---- The profiler's trace of a few steps of each strategy, which `jaxnet timeline` reads and draws ----
+
+
+_STEPS = 3  # one of them is shown: that of median length
+
+
+def check_trace(directory: Path) -> None:
+    """Refuse, before anything is measured, a directory that cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--trace {directory}: cannot be made a directory: {error.strerror}") from None
+
+
+def trace_directory(directory: Path, label: str) -> Path:
+    """Where the trace of a strategy lies, under a name that no tool takes for a remote path or a pattern.
+
+    >>> trace_directory(Path("traces"), "ddp:4MiB+pieces").as_posix()
+    'traces/ddp_4MiB+pieces'
+    """
+    return directory / re.sub(r"[^\w.+-]", "_", label)
+
+
+def trace_steps(tasks: Mapping[str, TimedProgram], directory: Path) -> None:
+    """Trace each task, by label, into its own directory; every process calls it with tasks of the same labels.
+
+    Tasks have run before, so that the trace holds no first calls. Python's own calls are left out: they cost time.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    for label, task in tasks.items():
+        into = trace_directory(directory, label) / f"process_{jax.process_index()}"
+        with jax.profiler.trace(str(into), profiler_options=options):
+            wait_for_all()
+            task.run(_STEPS)
+
 
 _Key = tuple[str, str]
 _COMPUTE, _GRADIENTS, _FORWARD = (("", part) for part in ("compute", "gradients", "forward"))
@@ -66,7 +155,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Report:
+class StepReport:
     """Figures of all strategies, with what they were measured on.
 
     Attributes:
@@ -96,7 +185,7 @@ def bench_steps(
     rounds: int,
     steps: int,
     trace: Path | None = None,
-) -> Report:
+) -> StepReport:
     """Measure every strategy (by label) in interleaved rounds; every process calls it with the same arguments.
 
     What is traced, into the directory `trace`, are steps after all that is timed.
@@ -113,7 +202,7 @@ def bench_steps(
         trace_steps({label: tasks[label, "step"] for label in strategies}, trace)
     median = {key: statistics.median(values) for key, values in times.items()}
     base = median[next(iter(strategies)), "step"]
-    return Report(
+    return StepReport(
         workload=workload.name,
         batch=workload.sizes.batch,
         mesh=dict(mesh.shape),
@@ -160,9 +249,9 @@ def make_figures(
 
 def _tasks(
     workload: Workload, strategies: Mapping[str, Strategy], footprints: Mapping[str, Footprint], mesh: Mesh
-) -> dict[_Key, Task]:
+) -> dict[_Key, TimedProgram]:
     everything = range(len(workload.shapes))
-    tasks: dict[_Key, Task] = {
+    tasks: dict[_Key, TimedProgram] = {
         _COMPUTE: compute_only(workload, mesh),
         _GRADIENTS: partial_gradient(workload, everything, mesh),
         _FORWARD: partial_gradient(workload, (), mesh),

@@ -25,18 +25,107 @@ from jaxnet.comm import (
     in_order,
     mesh_size,
     one_per_device,
-    parts_in_order,
     replicated,
     scheduled,
+    shards_in_order,
     split_by_example,
 )
-from jaxnet.comm.vma import same_along
-from jaxnet.cost.pieces import step_in_pieces
-from jaxnet.cost.setting import batch_of, comm_state_of, gradients_of, params_of, updated
+from jaxnet.comm.guards import same_along
+from jaxnet.comm.pieces import UPDATE, Message, local_shards, lower_here, lower_launch, messages_of
 from jaxnet.cost.workloads import Params, Workload
 from jaxnet.errors import InputError
 
+# ---- What all timed steps share: the arrays that they start from, on the mesh, and their optimizer ----
+
+
 PyTree = Any
+
+LEARNING_RATE = 1e-3  # small: a thousand steps change little, so every round times the same numbers
+
+
+def updated(params: Params, sums: Params, devices: int) -> Params:
+    """SGD with the mean of `devices` gradients."""
+    return jax.tree.map(lambda p, total: p - LEARNING_RATE * (total / devices), params, sums)
+
+
+def params_of(workload: Workload, mesh: Mesh) -> Params:
+    """Parameters, whole on every device."""
+    return [placed(leaf, replicated(mesh)) for leaf in workload.initial()]
+
+
+def gradients_of(workload: Workload, mesh: Mesh) -> PyTree:
+    """Stand-ins, [hosts, devices, ...]: of the parameters' own size, so that a codec has something to encode."""
+    sizes = (mesh.shape[HOST], mesh.shape[DEVICE])
+    return [placed(np.broadcast_to(leaf, (*sizes, *leaf.shape)), one_per_device(mesh)) for leaf in workload.initial()]
+
+
+def batch_of(workload: Workload, mesh: Mesh) -> jax.Array:
+    """Examples of all hosts."""
+    shape = (workload.sizes.batch * mesh.shape[HOST], *workload.sizes.example)
+    return placed(np.random.default_rng(1).standard_normal(shape, np.float32), split_by_example(mesh))
+
+
+def comm_state_of(reducer: Reducer, shapes: PyTree, mesh: Mesh) -> PyTree:
+    """The state of a reducer of values of these shapes, [hosts, devices, ...]."""
+    sizes = (mesh.shape[HOST], mesh.shape[DEVICE])
+    state = jax.tree.map(np.asarray, reducer.init(shapes, mesh.shape))
+    return jax.tree.map(lambda leaf: placed(np.broadcast_to(leaf, (*sizes, *leaf.shape)), one_per_device(mesh)), state)
+
+
+def placed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array on the mesh, of which every process has the whole in memory."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+# ---- The step as several programs, launched from two threads, to be timed beside the same step as one -
+
+
+class PiecesStep:
+    """`step((params, comm), x) -> ((params, comm), ())` on the one device of each process; `params` are donated."""
+
+    def __init__(
+        self, workload: Workload, reducer: Reducer, mesh: Mesh, order: Sequence[int], *, at_once: bool
+    ) -> None:
+        messages = messages_of(reducer, workload.shapes, mesh.shape, order)
+
+        def gradients(params: Params, x: jax.Array) -> list[jax.Array]:
+            return messages.pack(jax.grad(workload.loss)(params, x))
+
+        def update(params: Params, sums: list[jax.Array]) -> Params:
+            return updated(params, messages.unpack(sums), mesh_size(mesh))
+
+        shapes = (workload.shapes, workload.examples(workload.sizes.batch // mesh.shape[DEVICE]))
+        summed = [Message(messages.reducer, spec) for spec in messages.specs]
+        self._launch = lower_launch(gradients, shapes, summed, mesh, at_once=at_once).compile()
+        self._update = lower_here(UPDATE, update, (workload.shapes, messages.specs), mesh, donate=(0,)).compile()
+
+    def __call__(self, state: PyTree, x: jax.Array) -> tuple[PyTree, tuple[()]]:
+        params, comm = state
+        sums, comm = self._launch((params, x), comm)
+        return (self._update(params, sums), comm), ()
+
+    def as_text(self) -> str:
+        """All programs but the update."""
+        return self._launch.as_text()
+
+
+def step_in_pieces(
+    workload: Workload, strategy: Strategy, mesh: Mesh, order: Sequence[int]
+) -> tuple[PiecesStep, PyTree, jax.Array]:
+    """The step, the state that it starts from, and a batch; InputError where there is no such step."""
+    reducer, asked = strategy.reducer, f"--strategy {strategy.name}+pieces"
+    if reducer is None or reducer.message is None or strategy.schedule not in ("during", "after"):
+        raise InputError(f"{asked}: this strategy does not sum gradients message by message; leave +pieces out")
+    if len(mesh.local_devices) != 1:
+        raise InputError(
+            f"{asked}: wanted one device a process, got {len(mesh.local_devices)}; start a process for each, as in "
+            "jaxnet launch local --processes 2 -- jaxnet bench ..."
+        )
+    step = PiecesStep(workload, reducer, mesh, order, at_once=strategy.schedule == "after")
+    comm = comm_state_of(in_order(order, reducer), workload.shapes, mesh)
+    return step, (local_shards(params_of(workload, mesh)), comm), local_shards(batch_of(workload, mesh))
+
+
 Program = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 _EVERYWHERE = PartitionSpec()
@@ -44,7 +133,7 @@ _OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]
 _BATCH = PartitionSpec(AXES)
 
 
-class Task:
+class TimedProgram:
     """A compiled program `(state, batch) -> (state, other results)` that is called on its own state."""
 
     def __init__(self, program: Program, state: PyTree, batch: jax.Array) -> None:
@@ -72,25 +161,25 @@ def check_batch(workload: Workload, mesh: Mesh) -> None:
         raise InputError(f"--batch {batch}: wanted a multiple of {devices}, the devices of a host, for equal shares")
 
 
-def full_step(workload: Workload, strategy: Strategy, mesh: Mesh, *, pieces: bool = False) -> Task:
+def full_step(workload: Workload, strategy: Strategy, mesh: Mesh, *, pieces: bool = False) -> TimedProgram:
     """The step as `strategy` does it: one program, or several, launched from two threads."""
     order = order_of(workload)
     if pieces:
-        return Task(*step_in_pieces(workload, strategy, mesh, order))
+        return TimedProgram(*step_in_pieces(workload, strategy, mesh, order))
     reducer = scheduled(strategy, order)
     if reducer is None:
         return _partitioned(workload, mesh)
     if strategy.sharded is not None:
-        return _deferred(workload, parts_in_order(order, strategy.sharded), mesh)
+        return _deferred(workload, shards_in_order(order, strategy.sharded), mesh)
     return _replicated(workload, reducer, mesh)
 
 
-def compute_only(workload: Workload, mesh: Mesh) -> Task:
+def compute_only(workload: Workload, mesh: Mesh) -> TimedProgram:
     """The step without communication: each device updates with the sum of its own gradients alone."""
     return _replicated(workload, _NONE, mesh)
 
 
-def communication_only(workload: Workload, strategy: Strategy, mesh: Mesh) -> Task:
+def communication_only(workload: Workload, strategy: Strategy, mesh: Mesh) -> TimedProgram:
     """The reduction alone, on gradients that are ready: packing, collectives, unpacking and the mean.
 
     The means are the next call's gradients, so that each call waits for the one before; they stay finite.
@@ -100,7 +189,7 @@ def communication_only(workload: Workload, strategy: Strategy, mesh: Mesh) -> Ta
     return _reduced(workload, in_order(order_of(workload), strategy.reducer), mesh)
 
 
-def partial_gradient(workload: Workload, leaves: Sequence[int], mesh: Mesh) -> Task:
+def partial_gradient(workload: Workload, leaves: Sequence[int], mesh: Mesh) -> TimedProgram:
     """Forward and as much of backward as the gradients of `leaves` need; forward alone if there are none."""
 
     def on_device(token: jax.Array, params: Params, x: jax.Array) -> tuple[jax.Array, PyTree]:
@@ -116,10 +205,10 @@ def partial_gradient(workload: Workload, leaves: Sequence[int], mesh: Mesh) -> T
     )
     token, batch = jax.device_put(np.float32(0), replicated(mesh)), batch_of(workload, mesh)
     compiled = jax.jit(mapped, compiler_options=_options(mesh)).lower(token, params, batch).compile()
-    return Task(lambda state, x: compiled(state, params, x), token, batch)
+    return TimedProgram(lambda state, x: compiled(state, params, x), token, batch)
 
 
-def _replicated(workload: Workload, reducer: Reducer, mesh: Mesh) -> Task:
+def _replicated(workload: Workload, reducer: Reducer, mesh: Mesh) -> TimedProgram:
     """Schedules 'during' and 'after': every device holds all parameters and updates all of them."""
 
     def on_device(state: PyTree, x: jax.Array) -> tuple[PyTree, tuple[()]]:
@@ -134,7 +223,7 @@ def _replicated(workload: Workload, reducer: Reducer, mesh: Mesh) -> Task:
     return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, batch_of(workload, mesh))
 
 
-def _deferred(workload: Workload, parts: Sharded, mesh: Mesh) -> Task:
+def _deferred(workload: Workload, parts: Sharded, mesh: Mesh) -> TimedProgram:
     """Schedule 'deferred': a device holds and updates its part of the parameters, and gathers the others' for use."""
     shapes = workload.shapes
 
@@ -150,7 +239,7 @@ def _deferred(workload: Workload, parts: Sharded, mesh: Mesh) -> Task:
     return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, batch_of(workload, mesh))
 
 
-def _partitioned(workload: Workload, mesh: Mesh) -> Task:
+def _partitioned(workload: Workload, mesh: Mesh) -> TimedProgram:
     """No schedule of ours: one program over the global batch, which XLA partitions with its own defaults."""
 
     def step(params: Params, x: jax.Array) -> tuple[Params, tuple[()]]:
@@ -159,7 +248,7 @@ def _partitioned(workload: Workload, mesh: Mesh) -> Task:
     return _task(_by_xla(step, replicated(mesh)), params_of(workload, mesh), batch_of(workload, mesh))
 
 
-def _reduced(workload: Workload, reducer: Reducer, mesh: Mesh) -> Task:
+def _reduced(workload: Workload, reducer: Reducer, mesh: Mesh) -> TimedProgram:
     def on_device(state: PyTree, x: jax.Array) -> tuple[PyTree, tuple[()]]:
         grads, comm = _without_place(state)
         sums, comm = reducer.reduce(grads, comm)
@@ -171,7 +260,7 @@ def _reduced(workload: Workload, reducer: Reducer, mesh: Mesh) -> Task:
     return _task(jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh)), state, batch_of(workload, mesh))
 
 
-def _reduced_by_xla(workload: Workload, mesh: Mesh) -> Task:
+def _reduced_by_xla(workload: Workload, mesh: Mesh) -> TimedProgram:
     def step(grads: PyTree, x: jax.Array) -> tuple[PyTree, tuple[()]]:
         return jax.tree.map(lambda grad: jnp.broadcast_to(grad.mean((0, 1), keepdims=True), grad.shape), grads), ()
 
@@ -189,8 +278,8 @@ def _by_xla(step: Program, state: NamedSharding) -> jax.stages.Wrapped:
     )
 
 
-def _task(step: jax.stages.Wrapped, state: PyTree, batch: jax.Array) -> Task:
-    return Task(step.lower(state, batch).compile(), state, batch)
+def _task(step: jax.stages.Wrapped, state: PyTree, batch: jax.Array) -> TimedProgram:
+    return TimedProgram(step.lower(state, batch).compile(), state, batch)
 
 
 def _same_everywhere(values: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:

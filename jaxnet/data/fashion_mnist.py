@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
+import math
+import struct
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +17,45 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxnet.data.idx import read_idx
 from jaxnet.data.source import Source, require_split
 from jaxnet.data.tfds import TFDS, data_directory, find_builder, is_prepared
 from jaxnet.errors import InputError
+
+# ---- The IDX format, in which MNIST and the data sets made in its likeness are published --------------
+
+
+_UINT8 = 0x08  # the format's code for the type of the elements
+
+
+def read_idx(path: Path, ndim: int) -> np.ndarray:
+    """Read a gzipped IDX file of unsigned bytes with `ndim` dims.
+
+    The file is: two zero bytes, the type, `ndim`; the sizes as big-endian uint32; the elements.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, or holds something else; it names the file.
+    """
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be read: {reason}") from error
+    header = 4 + 4 * ndim
+    magic = bytes([0, 0, _UINT8, ndim])
+    if len(content) < header or content[:4] != magic:
+        got = content[:4].hex() or "nothing"
+        raise InputError(
+            f"{path} is not an IDX file of bytes with {ndim} dims: it starts with {got}, not {magic.hex()}"
+        )
+    shape = struct.unpack(f">{ndim}I", content[4:header])
+    if len(content) != header + math.prod(shape):
+        raise InputError(
+            f"{path} is damaged: its header says {shape}, which is {math.prod(shape)} bytes, "
+            f"but {len(content) - header} follow"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
 
 _NAME = "fashion_mnist"
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")

@@ -4,15 +4,48 @@ from __future__ import annotations
 
 import io
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
-from jaxnet.data.labels import require_labels
-from jaxnet.data.modes import PILLOW_MODES, to_mode
 from jaxnet.errors import InputError, one_line
+
+# ---- Pictures of any mode as 8 bits a channel ---------------------------------------------------------
+
+
+PILLOW_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # Pillow's name for this many channels of 8 bits
+
+
+def to_mode(picture: Image.Image, mode: str) -> Image.Image:
+    """Convert to a mode of 8 bits a channel; 16 bits become 8, and transparency is dropped.
+
+    >>> to_mode(Image.new("I;16", (1, 1), 0x1234), "L").getpixel((0, 0)) == 0x12
+    True
+    """
+    if picture.mode == "I" or picture.mode.startswith("I;16"):
+        # Grey of 16 bits, which Pillow itself would clip at 255.
+        picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
+    if picture.mode == "P":
+        picture = picture.convert("RGBA")  # its palette may be transparent
+    return picture if picture.mode == mode else picture.convert(mode)
+
+
+# ---- Labels are numbers of classes --------------------------------------------------------------------
+
+
+def require_labels(labels: np.ndarray, num_classes: int, origin: str) -> None:
+    """Raise InputError, which names the origin, unless all labels are 0 .. num_classes - 1.
+
+    A loss takes any other for no class at all: a run would train towards zero loss without a word.
+    """
+    if labels.min(initial=0) < 0 or labels.max(initial=0) >= num_classes:
+        raise InputError(
+            f"labels of {origin} must be 0 .. {num_classes - 1} for {num_classes} classes, got {labels.min()} .. "
+            f"{labels.max()}; TFDS gives -1 to what has no label, so choose a split that has labels"
+        )
+
 
 _SOURCE = ("num_examples", "num_classes", "image_shape", "rows")
 _CHUNK = 1024  # examples decoded at once when a source is read into memory
@@ -125,7 +158,7 @@ class ArraySource:
         return {"image": self.image.take(indices, axis=0), "label": self.label.take(indices)}
 
 
-class Records(Protocol):
+class RecordsReader(Protocol):
     """What is needed of examples: how many there are, and many by their indices."""
 
     def __len__(self) -> int: ...
@@ -141,7 +174,7 @@ class RecordSource:
     what to call it when a record turns out to be damaged.
     """
 
-    records: Records
+    records: RecordsReader
     num_classes: int
     image_shape: tuple[int, int, int]
     image_key: str = "image"
@@ -189,3 +222,66 @@ def read_into_memory(source: Source) -> ArraySource:
         rows = source.rows(np.arange(part.start, part.stop))
         image[part], label[part] = rows["image"], rows["label"]
     return ArraySource(image, label, source.num_classes, tuple(getattr(source, "class_names", ())))
+
+
+# ---- What a network takes and gives, as far as its data set says so: saved with what is trained, for who uses it later
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Images and classes of a data set.
+
+    Attributes:
+        image_shape: (height, width, channels) of the uint8 images.
+        num_classes: labels are 0 .. num_classes - 1.
+        class_names: one a class; empty where the data set has none.
+        resize: the shorter side to which a picture is brought before its centre is cut out; None: a picture is
+            resized to height and width as a whole.
+
+    >>> Inputs((8, 8, 1), 2, ("no", "yes")).name_of(1), Inputs((8, 8, 1), 2).name_of(1)
+    ('yes', '1')
+    """
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    class_names: tuple[str, ...] = ()
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = [*self.image_shape, self.num_classes, self.resize or 1]
+        if len(self.image_shape) != 3 or not all(type(size) is int and size > 0 for size in sizes):
+            raise InputError(f"wanted (height, width, channels) and a number of classes, got {self}")
+        if len(self.class_names) not in (0, self.num_classes):
+            raise InputError(f"there are {len(self.class_names)} names of classes for {self.num_classes} classes")
+
+    def name_of(self, label: int) -> str:
+        """The class of that label, or the label itself; a network may have more outputs than there are classes."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Inputs:
+        """The same again; raises InputError unless they are what `as_json` gives."""
+        try:
+            tuples = {key: tuple(values[key]) for key in ("image_shape", "class_names")}
+            return cls(**{**values, **tuples})
+        except (KeyError, TypeError) as error:
+            raise InputError(f"these are not the inputs of a network: {values!r:.200}") from error
+
+
+def inputs_of(source: Source) -> Inputs:
+    """What a network that is tested on `source` takes; a source may have `class_names` and `resize` besides.
+
+    >>> from jaxnet.data import Digits
+    >>> inputs_of(Digits().load("test")).class_names[:3]
+    ('0', '1', '2')
+    """
+    return Inputs(
+        image_shape=source.image_shape,
+        num_classes=source.num_classes,
+        class_names=tuple(getattr(source, "class_names", ())),
+        resize=getattr(source, "resize", None),
+    )

@@ -4,23 +4,25 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxnet.cost.tables import aligned
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
-from jaxnet.inference.network import Architecture, Weights, in_dtype
+from jaxnet.inference.predictor import Architecture, Weights, in_dtype
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
-from jaxnet.training.loss import Pixels
+from jaxnet.tasks.classification import Pixels
 
 _WARM_UP = 3  # calls of each program that are not timed
 
 
 @dataclass(frozen=True)
-class Row:
+class LatencyRow:
     """One size of a batch.
 
     Attributes:
@@ -43,7 +45,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class LatencyReport:
     """What was measured, and on what."""
 
     model: str
@@ -54,7 +56,7 @@ class Report:
     parameters: int
     parameter_bytes: int
     iterations: int
-    rows: tuple[Row, ...]
+    rows: tuple[LatencyRow, ...]
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -69,7 +71,7 @@ def bench_inference(
     width: float = 1.0,
     image: int | None = None,
     iterations: int = 50,
-) -> Report:
+) -> LatencyReport:
     """Time calls with random weights, of batches that lie on the device: normalization, network and softmax.
 
     Calls of all sizes alternate, so that what else the machine does meets all of them; each is waited for.
@@ -94,7 +96,7 @@ def bench_inference(
             row[place] = time.perf_counter() - started
     rows = [_row(*made) for made in zip(batches, seconds.T, programs, strict=True)]
     counted = [leaf for leaf_name, leaf in weights.items() if leaf_name.startswith("params/")]
-    return Report(
+    return LatencyReport(
         model=name,
         image_shape=architecture.inputs.image_shape,
         dtype=dtype,
@@ -138,11 +140,11 @@ def _compiled(architecture: Architecture, weights: Weights, images: jax.Array) -
     return lowered.compile(), time.perf_counter() - started
 
 
-def _row(batch: int, seconds: np.ndarray, program: tuple[jax.stages.Compiled, float]) -> Row:
+def _row(batch: int, seconds: np.ndarray, program: tuple[jax.stages.Compiled, float]) -> LatencyRow:
     compiled, compile_seconds = program
     p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
     memory = compiled.memory_analysis()
-    return Row(
+    return LatencyRow(
         batch=batch,
         p50_ms=float(p50),
         p99_ms=float(p99),
@@ -151,3 +153,47 @@ def _row(batch: int, seconds: np.ndarray, program: tuple[jax.stages.Compiled, fl
         compile_seconds=compile_seconds,
         temporary_bytes=getattr(memory, "temp_size_in_bytes", None),
     )
+
+
+# ---- A benchmark of inference as a table and as a picture ---------------------------------------------
+
+
+_COLUMNS = ("batch", "p50 ms", "p99 ms", "min ms", "images/s", "compile s", "temporary MiB")
+
+
+def bench_text(report: LatencyReport) -> str:
+    """A line a size."""
+    shape = "x".join(map(str, report.image_shape))
+    head = [
+        f"{report.model} on {report.device}, {shape} images, {report.dtype}, width {report.width:g}; "
+        f"{report.iterations} calls of each size, alternating",
+        f"{report.parameters:,} parameters, {report.parameter_bytes:,} bytes",
+    ]
+    return "\n".join([*head, *aligned([_COLUMNS, *map(_cells, report.rows)], left=0)])
+
+
+def _cells(row: LatencyRow) -> tuple[str, ...]:
+    memory = "?" if row.temporary_bytes is None else f"{row.temporary_bytes / 2**20:.1f}"
+    times = (f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", f"{row.min_ms:.2f}")
+    return (str(row.batch), *times, f"{row.images_per_second:.1f}", f"{row.compile_seconds:.2f}", memory)
+
+
+def plot_inference(report: LatencyReport, path: Path) -> None:
+    """Write a PNG: latency and throughput against the size of the batch."""
+    from matplotlib.figure import Figure
+
+    batches = [row.batch for row in report.rows]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(batches, [row.p50_ms for row in report.rows], "o-", color="tab:blue", label="latency, p50")
+    axes.plot(batches, [row.p99_ms for row in report.rows], "o:", color="tab:blue", label="latency, p99")
+    axes.set(xscale="log", yscale="log", xlabel="images in a batch", ylabel="milliseconds")
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.minorticks_off()
+    other = axes.twinx()
+    rates = [row.images_per_second for row in report.rows]
+    other.plot(batches, rates, "s-", color="tab:red", label="images a second")
+    other.set(ylabel="images a second", ylim=(0, None))
+    axes.set_title(f"{report.model}, {report.dtype}, {report.device}")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=150)

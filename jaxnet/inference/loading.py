@@ -2,24 +2,158 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 
-from jaxnet.checkpoints import Best, Found, find_checkpoint, read_leaves
+import jaxnet.data
+import jaxnet.models
+from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves
+from jaxnet.checkpoints.files import described, differences
+from jaxnet.config.file import load_config
+from jaxnet.config.keys import conforms, describe, field_types, is_group, is_plain, key_values
 from jaxnet.data import Inputs, inputs_of, open_split
+from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError
-from jaxnet.inference.exported import load_exported
-from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
-from jaxnet.inference.predictor import Predictor, batch_sizes
-from jaxnet.inference.rebuild import as_trained, rebuilt_data, rebuilt_model, rebuilt_pixels
-from jaxnet.inference.weights_file import network_of_weights
+from jaxnet.inference.export import load_exported
+from jaxnet.inference.predictor import Architecture, Network, Predictor, Weights, batch_sizes, in_dtype
 from jaxnet.models import inference_options
-from jaxnet.training.ensemble import member_of
-from jaxnet.training.settings.file import load_config
+from jaxnet.models.zoo import ZOO, nearest
+from jaxnet.tasks.classification import Pixels
+from jaxnet.weights import HALVES, WeightsMetadata, checked_pixels, is_auxiliary, read_variables
+
+# ---- Saved settings as objects again. A file may name a class of jaxnet, which is looked up; nothing is ever imported
+#
+# Settings are what `jaxnet.config.keys.flatten` writes: of an object its class, of its fields their values.
+
+
+Settings = Mapping[str, Any]
+
+
+def rebuilt_model(settings: Settings, where: str) -> nn.Module:
+    """The model of a run, if its class is one of jaxnet.models; `where` is what to call the file."""
+    modules = _classes(vars(jaxnet.models).values(), nn.Module)
+    return rebuilt(settings, "model", modules, where)
+
+
+def rebuilt_pixels(settings: Settings, where: str) -> Pixels:
+    """How a run normalized images."""
+    return rebuilt(settings, "pixels", _classes([Pixels]), where)
+
+
+def rebuilt_data(settings: Settings, where: str) -> Any:
+    """The data set of a run, if its class is one of jaxnet.data."""
+    there = (value for value in vars(jaxnet.data).values() if hasattr(value, "load"))
+    return rebuilt(settings, "data", _classes(there), where)
+
+
+def _classes(values: Iterable[Any], base: type = object) -> dict[str, type]:
+    found = [value for value in values if isinstance(value, type) and issubclass(value, base)]
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
+
+
+def rebuilt(settings: Settings, key: str, known: Mapping[str, type], where: str) -> Any:
+    """The object that was saved under `key`.
+
+    Raises:
+        InputError: its class is not `known`, or does not take the fields that were saved.
+
+    >>> settings = {"pixels": "jaxnet.tasks.classification.Pixels", "pixels.mean": [0.1], "pixels.std": [0.2]}
+    >>> rebuilt_pixels(settings, "a checkpoint").mean
+    (0.1,)
+    """
+    name = settings.get(key)
+    if not isinstance(name, str) or name not in known:
+        raise InputError(
+            f"{where}: its {key} is {name!r:.80}, which is not of jaxnet and is not loaded; give the config that it "
+            "was trained with, as --config FILE: that is a Python program, which is then run"
+        )
+    prefix = f"{key}."
+    fields = {path.removeprefix(prefix): _tuples(value) for path, value in settings.items() if path.startswith(prefix)}
+    try:
+        made = known[name](**fields)
+    except Exception as error:  # whatever the class has against the values
+        raise InputError(f"{where}: its {key}, {name}, cannot be made again: {error}") from error
+    for path, value, kind in key_values(made):
+        if not conforms(value, kind):
+            raise InputError(f"{where}: {key}.{path} is {value!r:.60}, wanted {describe(kind)}")
+    return made
+
+
+def as_trained(given: Any, settings: Settings, prefix: str) -> Any:
+    """An object of a config with the plain values that the run had under `prefix`, as `strides=2` on its command line.
+
+    >>> as_trained(Pixels(), {"pixels.mean": [0.1], "pixels.other": 3}, "pixels.").mean
+    (0.1,)
+    """
+    if not is_group(given):
+        return given
+    changed = {}
+    for name, kind in field_types(given).items():
+        old, key = getattr(given, name), f"{prefix}{name}"
+        new = _tuples(settings.get(key, old))
+        if is_group(old):
+            changed[name] = as_trained(old, settings, f"{key}.")
+        elif is_plain(old) and conforms(new, kind) and new != old:
+            changed[name] = new
+    return dataclasses.replace(given, **changed) if changed else given
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+# ---- A network of the zoo with weights that `jaxnet import` converted ---------------------------------
+
+
+_PIXELS = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # torchvision's, and DeiT's in timm
+_MARGIN = 8 / 7  # 224 is cut out of 256, and the same in other sizes
+_PHOTO = 224  # smaller images are resized as a whole
+
+
+def network_of_weights(path: Path, model: str | None = None) -> Network:
+    """The network that the file names, or `model`.
+
+    Images are prepared as torchvision does for its own weights, but for a mean and std that the import was told.
+
+    Raises:
+        InputError: the file is not one of `jaxnet import`, or its weights are not those of this network.
+    """
+    variables, about = read_variables(path)
+    name = model or about.model
+    if name not in ZOO:
+        raise InputError(f"{path}: there is no network {name!r}; {nearest(name)}")
+    if lacking := [leaf for leaf in about.left_out if not is_auxiliary(leaf)]:
+        raise InputError(
+            f"{path} lacks {', '.join(lacking[:3])}, which the import left out: train it first, with "
+            f"initial_weights={path}"
+        )
+    entry = ZOO[name]
+    height, _, channels = entry.image
+    inputs = Inputs(entry.image, about.num_classes, resize=round(height * _MARGIN) if height >= _PHOTO else None)
+    module = entry.build(num_classes=about.num_classes)
+    if about.left_out and hasattr(module, "auxiliary"):  # heads that serve in training alone
+        module = module.clone(auxiliary=False)
+    architecture = Architecture(module, _pixels(about, name, channels, path), inputs)
+    architecture.check(str(path))
+    # What a network has for training alone, such as auxiliary heads, is there and not wanted.
+    there = {leaf: variables[leaf] for leaf in architecture.shapes if leaf in variables}
+    wrong = differences(described(there), described(architecture.shapes))
+    if wrong:
+        raise InputError(f"{path} does not hold the weights of {name}: {'; '.join(wrong[:5])}")
+    return Network(architecture, jax.device_put(there, jax.devices()[0]), str(path))
+
+
+def _pixels(about: WeightsMetadata, name: str, channels: int, path: Path) -> Pixels:
+    """As the file says, or as is usual for the network."""
+    if about.mean is not None or about.std is not None:
+        return Pixels(*checked_pixels(about.mean, about.std, channels, str(path)))
+    return Pixels(mean=(0.5,), std=(0.5,)) if name in HALVES or channels != 3 else _PIXELS
+
 
 _BEST = Best("accuracy", "max")
 
@@ -138,7 +272,7 @@ def _of_this_program(path: Path) -> Iterator[None]:
         raise InputError(f"{path} holds no checkpoint of train.py: {error!r}") from error
 
 
-def _architecture(found: Found, config: str | Path | None) -> Architecture:
+def _architecture(found: FoundCheckpoint, config: str | Path | None) -> Architecture:
     where, settings = str(found.path), found.extra["config"]
     pixels = rebuilt_pixels(settings, where)
     if config is None:
@@ -158,7 +292,7 @@ def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs:
     return inputs_of(open_split(data(), "test")) if saved is None else Inputs.from_json(saved)
 
 
-def _weights(found: Found, architecture: Architecture) -> Weights:
+def _weights(found: FoundCheckpoint, architecture: Architecture) -> Weights:
     """Those that the run evaluates: the averaged parameters where there are any."""
     averaged = any(name.startswith("average/") for name in found.leaves)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])

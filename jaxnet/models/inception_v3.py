@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
-from jaxnet.models.branches import Branch, Conv, ConvRelu, Fork, Joined, Style
+from jaxnet.models.googlenet import Branch, Conv, ConvRelu, Fork, Joined, Style
 from jaxnet.models.layers import Dtype, ExampleDropout, require_positive
 from jaxnet.models.model import Heads
 from jaxnet.models.pooling import adaptive_avg_pool, avg_pool, max_pool

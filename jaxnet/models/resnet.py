@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
-from jaxnet.models.batch_norm import BatchNorm
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import Dtype, kept_relu, require_positive, scaled
+from jaxnet.models.layers import BatchNorm, Dtype, kept_relu, require_positive, scaled
 from jaxnet.models.pooling import avg_pool, max_pool
 
 BlockName = Literal["basic", "bottleneck"]

@@ -5,9 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
-from jaxnet.models.batch_norm import BatchNorm
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import Dtype, ExampleDropout, normal_init, require_positive, scaled
+from jaxnet.models.layers import BatchNorm, Dtype, ExampleDropout, normal_init, require_positive, scaled
 from jaxnet.models.pooling import adaptive_avg_pool, max_pool
 
 _CHANNELS = (64, 128, 256, 512, 512)

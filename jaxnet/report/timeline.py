@@ -1,17 +1,158 @@
 """The timeline of one step: when each device computed, when each bucket travelled, and how much of that was hidden."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from jaxnet.errors import InputError
-from jaxnet.report.events import Event
-from jaxnet.report.pieces import joined
-from jaxnet.report.program import Program, axes_of, bucket_of, message_bytes, scope_of
-from jaxnet.report.runs import ranges, runs_by_step, step_program, steps_of_all, typical
-from jaxnet.report.spans import Span, common, total, union, without
-from jaxnet.report.trace import Trace
+from jaxnet.report.trace import Event, Trace, TracedProgram, axes_of, bucket_of, joined, message_bytes, scope_of
+
+# ---- Arithmetic of sets of instants, each held as disjoint spans in order -----------------------------
+
+
+class Span(NamedTuple):
+    """The instants from `start` up to, not with, `end`; in seconds from the step's start."""
+
+    start: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        """Seconds."""
+        return self.end - self.start
+
+
+def union(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Any spans as disjoint ones in order, with gaps between them.
+
+    >>> union([Span(3, 4), Span(0, 2), Span(1, 3), Span(6, 6)])
+    (Span(start=0, end=4),)
+    """
+    merged: list[Span] = []
+    for span in sorted(span for span in spans if span.end > span.start):
+        if merged and span.start <= merged[-1].end:
+            merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return tuple(merged)
+
+
+def common(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
+    """The instants that are in both; `a` and `b` are results of `union`.
+
+    >>> common([Span(0, 4)], [Span(1, 2), Span(3, 9)])
+    (Span(start=1, end=2), Span(start=3, end=4))
+    """
+    shared: list[Span] = []
+    left = right = 0
+    while left < len(a) and right < len(b):
+        start, end = max(a[left].start, b[right].start), min(a[left].end, b[right].end)
+        if start < end:
+            shared.append(Span(start, end))
+        if a[left].end < b[right].end:
+            left += 1
+        else:
+            right += 1
+    return tuple(shared)
+
+
+def without(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
+    """The instants of `a` that are not in `b`; both are results of `union`.
+
+    >>> without([Span(0, 4)], [Span(1, 2), Span(3, 9)])
+    (Span(start=0, end=1), Span(start=2, end=3))
+    """
+    ends = [float("-inf"), *(span.end for span in b)]
+    starts = [*(span.start for span in b), float("inf")]
+    return common(a, [Span(end, start) for end, start in zip(ends, starts, strict=True)])
+
+
+def total(spans: Iterable[Span]) -> float:
+    """Seconds in a result of `union`."""
+    return sum(span.length for span in spans)
+
+
+# ---- Finding the steps in a trace: which program is the step, which of its runs are whole, which number each has
+
+
+Runs = dict[int, list[Event]]  # the events of each whole step of a process, by the step's number
+
+
+def step_program(trace: Trace) -> str:
+    """Name of the program whose collectives carry the most bytes: the training step, if anything is trained."""
+    if not trace.events:
+        raise InputError(
+            f"the trace of process {trace.process} holds no instructions of compiled programs with the number of "
+            "their run; XLA's CPU backend writes those, and no other backend is understood"
+        )
+    sent = {
+        name: sum(map(message_bytes, trace.programs[name].collectives.values()))
+        for name in {event.program for event in trace.events}
+        if name in trace.programs and trace.programs[name].collectives
+    }
+    if not sent:
+        names = ", ".join(sorted({event.program.partition("(")[0] for event in trace.events}))
+        raise InputError(f"no program in the trace of process {trace.process} holds a collective (it ran {names})")
+    return max(sorted(sent), key=sent.__getitem__)
+
+
+def runs_by_step(traces: Sequence[Trace], programs: Sequence[str]) -> list[Runs]:
+    """For each process the events of every whole step, by its number.
+
+    The last run is that of the last step; a run that had begun before the trace did lacks events.
+    """
+    runs = [_in_order(trace, program) for trace, program in zip(traces, programs, strict=True)]
+    longest = max(map(len, runs))
+    numbered = []
+    for trace, of_process in zip(traces, runs, strict=True):
+        last = trace.steps[-1] if trace.steps else longest - 1
+        fullest = max(map(len, of_process))
+        steps = range(last - len(of_process) + 1, last + 1)
+        numbered.append({n: run for n, run in zip(steps, of_process, strict=True) if len(run) == fullest})
+    return numbered
+
+
+def _in_order(trace: Trace, program: str) -> list[list[Event]]:
+    runs: defaultdict[int, list[Event]] = defaultdict(list)
+    for event in trace.events:
+        if event.program == program:
+            runs[event.run].append(event)
+    return [runs[number] for number in sorted(runs)]
+
+
+def steps_of_all(runs: Sequence[Runs]) -> list[int]:
+    """The steps that every process has, in order."""
+    steps = sorted(set.intersection(*(set(of_process) for of_process in runs)))
+    if not steps:
+        raise InputError("no step is whole in the traces of all processes; trace more steps, over the same window")
+    return steps
+
+
+def typical(runs: Sequence[Runs], steps: Sequence[int]) -> int:
+    """The step of median length."""
+    return sorted(steps, key=lambda step: _length(runs, step))[len(steps) // 2]
+
+
+def _length(runs: Sequence[Runs], step: int) -> int:
+    events = [event for of_process in runs for event in of_process[step]]
+    return max(event.end for event in events) - min(event.start for event in events)
+
+
+def ranges(steps: Sequence[int]) -> str:
+    """Numbers as a person writes them.
+
+    >>> ranges([3, 4, 5, 9])
+    '3 to 5, 9'
+    """
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and parts[-1][-1] == step - 1:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -152,7 +293,7 @@ def timeline(traces: Sequence[Trace], step: int | None = None, axis_sizes: Mappi
 
 
 def _devices(
-    process: int, program: Program, events: Sequence[Event], origin: int, axis_sizes: Mapping[str, int]
+    process: int, program: TracedProgram, events: Sequence[Event], origin: int, axis_sizes: Mapping[str, int]
 ) -> list[DeviceStep]:
     by_device: defaultdict[int, list[Event]] = defaultdict(list)
     for event in events:
@@ -170,7 +311,7 @@ def _devices(
 
 
 def _timed(
-    program: Program, op: str, span: Span, compute: tuple[Span, ...], axis_sizes: Mapping[str, int]
+    program: TracedProgram, op: str, span: Span, compute: tuple[Span, ...], axis_sizes: Mapping[str, int]
 ) -> TimedCollective:
     found = program.collectives[op]
     return TimedCollective(
@@ -186,7 +327,7 @@ def _timed(
     )
 
 
-def _notes(program: Program, devices: Sequence[DeviceStep]) -> list[str]:
+def _notes(program: TracedProgram, devices: Sequence[DeviceStep]) -> list[str]:
     notes = []
     if len(devices) < program.devices:
         notes.append(

@@ -1,25 +1,208 @@
-"""What a run is to do about numbers that go wrong."""
+"""What a run does about numbers that go wrong: counts them, goes back, or stops, as its `Guard` says."""
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxnet.config.run import Guard
+from jaxnet.errors import InputError
+from jaxnet.parallel.device_step import LOSS_SCALE, NOT_FINITE, SKIPPED
+from jaxnet.training.pacing import IN_FLIGHT
+
+_WINDOW = 128  # losses that a spike is judged by
+_FEWEST = 32  # of them, before anything is one
+_SPREADS = 6 * 1.4826  # 1.4826 times the median absolute deviation is the deviation of a normal distribution
 
 
-@dataclass(frozen=True)
-class Guard:
-    """What is done about numbers that go wrong.
+class GuardCounts(NamedTuple):
+    """What a run has met since its first step; saved with each checkpoint, and part of the summary."""
+
+    skipped_steps: int = 0
+    loss_spikes: int = 0
+    rollbacks: int = 0
+
+
+class GuardState(NamedTuple):
+    """What a checkpoint tells of the steps before it.
 
     Attributes:
-        skip: a step whose loss or gradient is not finite changes nothing but the count of steps.
-        rollback_after: so many such steps in a row send the run back to the last checkpoint before them; it goes on
-            with the examples after them.
-        max_rollbacks: how often, before the run stops.
-        check_replicas_every: steps after which devices compare what they should hold alike, as they do before every
-            checkpoint; none: never.
-        on_difference: whether a run whose devices differ stops, or trains again from the last checkpoint.
+        counts: what the run has met in them.
+        lag: how many of them changed nothing that is left, so that schedules, which count updates, are as far behind.
     """
 
-    skip: bool = True
-    rollback_after: int = 5
-    max_rollbacks: int = 3
-    check_replicas_every: int | None = 100
-    on_difference: Literal["stop", "restore"] = "stop"
+    counts: GuardCounts = GuardCounts()
+    lag: int = 0
+
+    @classmethod
+    def saved(cls, extra: Mapping[str, Any]) -> "GuardState":
+        """That which a checkpoint holds in its `extra`; zeros if it is older than they are."""
+        told = dict(extra.get("guard", {}))
+        return cls(lag=told.pop("lag", 0), counts=GuardCounts(**told))
+
+    def to_save(self) -> dict[str, int]:
+        """For the `extra` of a checkpoint, as "guard"."""
+        return {**self.counts._asdict(), "lag": self.lag}
+
+
+class GuardMonitor:
+    """Follows the metrics of every step, two steps behind their dispatch, as `Pace` does: nothing waits for it.
+
+    All processes see the same metrics of the same steps, so they decide alike without a word.
+
+    Attributes:
+        past: what the run has met in the steps that are done.
+        limit: where the run must go back: the newest step whose checkpoint may be used; else None.
+    """
+
+    def __init__(
+        self,
+        config: Guard,
+        names: Sequence[str],
+        past: GuardState = GuardState(),  # noqa: B008 (a constant)
+        is_shared: Callable[[int], bool] = lambda step: True,
+    ) -> None:
+        """`names`: what the elements of the metric `not_finite` are about.
+
+        `is_shared` tells in which steps metrics are the same on all processes; others do not count towards a rollback.
+        """
+        self._config = config
+        self._names = names
+        self._is_shared = is_shared
+        self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._judged, self._limit, self._high = 0, math.inf, False
+        self._row: list[int] = []  # the steps skipped in a row
+        self._wrong = ""  # what was not finite in the last of them
+        self._source: int | None = None  # of the last rollback, until a step is good again
+        self.past = past
+        self.limit: int | None = None
+
+    @property
+    def counts(self) -> GuardCounts:
+        """What the run has met so far."""
+        return self.past.counts
+
+    def lag_at(self, step: int) -> int:
+        """The lag of schedules after `step`, which is done, and behind which this is by no more than is in flight.
+
+        Of copies that train by themselves it is that of the first.
+        """
+        return self.past.lag + sum(_is_skipped(metrics) for number, metrics in self._pending if number <= step)
+
+    def push(self, step: int, metrics: dict[str, jax.Array]) -> Iterator[str]:
+        """Step number `step` (from 1) was dispatched. Gives a line for what went wrong in those that are done."""
+        self._pending.append((step, metrics))
+        while len(self._pending) > IN_FLIGHT:
+            yield from self._examine(*self._pending.popleft())
+
+    def drain(self) -> Iterator[str]:
+        """The same for all dispatched steps."""
+        while self._pending:
+            yield from self._examine(*self._pending.popleft())
+
+    def went_back(self, source: int, step: int, lag: int = 0) -> str:
+        """The run has gone back, after `step` steps, to the checkpoint of step `source`; the line that says so.
+
+        `lag` is that of the checkpoint.
+        """
+        what = f"{self._wrong} not finite in {len(self._row)} steps in a row ({self._row[0]} to {self._row[-1]})"
+        self._met(lag + step - source, rollbacks=1)
+        self._row, self._source, self.limit = [], source, None
+        return f"{what}: back to the checkpoint of step {source}, on with the examples after step {step}"
+
+    def hopeless(self, why: str) -> InputError:
+        """What ends a run that cannot go back, because `why`."""
+        return InputError(
+            f"stopped at step {self._row[-1]}: {self._wrong} not finite in {len(self._row)} steps in a row (from step "
+            f"{self._row[0]} on), and {why}; lower optimizer.learning_rate, set optimizer.clip_norm, or look at the "
+            "examples of these steps"
+        )
+
+    def restarted(self, lag: int) -> None:
+        """The run goes back to an earlier step, for a reason of its own, and repeats what came after it.
+
+        `lag` is that of the checkpoint.
+        """
+        self._met(lag, rollbacks=1)
+        self._pending.clear()
+        self._losses.clear()
+        self._judged, self._limit, self._high = 0, math.inf, False
+        self._row, self._source, self.limit = [], None, None
+
+    def _examine(self, step: int, metrics: dict[str, jax.Array]) -> Iterator[str]:
+        skipped = float(metrics[SKIPPED]) if SKIPPED in metrics else 0.0
+        if not skipped:
+            yield from self._judge(step, float(metrics["loss"]))
+        if skipped:
+            self._met(self.past.lag + _is_skipped(metrics), skipped_steps=1)
+            found = np.asarray(metrics[NOT_FINITE])
+            self._wrong = _listed([name for name, bad in zip(self._names, found, strict=True) if bad])
+            if LOSS_SCALE in metrics and (scale := float(metrics[LOSS_SCALE])) > 1 and not found[0]:
+                # That is how a scale is found: no sign of anything wrong.
+                change = f"loss scale {scale:g} -> {scale / 2:g}"
+                yield f"step {step}: skipped, the gradient was too large for float16; {change}"
+                return
+            if not self._row:
+                yield f"step {step}: skipped, {self._wrong} not finite"
+        if self._is_shared(step):
+            self._count(step, skipped > 0)
+
+    def _met(self, lag: int, **more: int) -> None:
+        counts = {name: value + more.get(name, 0) for name, value in self.counts._asdict().items()}
+        self.past = GuardState(GuardCounts(**counts), lag)
+
+    def _count(self, step: int, skipped: bool) -> None:
+        if self.limit is not None:
+            return  # decided: what is in flight by then changes nothing
+        if not skipped:
+            self._row, self._source = [], None
+            return
+        self._row.append(step)
+        if len(self._row) >= self._config.rollback_after:
+            # If nothing was good since the last rollback, what it went back to was no better.
+            before = self._row[0] - 1
+            self.limit = before if self._source is None else min(before, self._source - 1)
+
+    def _judge(self, step: int, loss: float) -> Iterator[str]:
+        if self._judged % _FEWEST == 0:
+            self._limit = spike_limit(self._losses)
+        high, self._high = self._high, loss > self._limit
+        if self._high:
+            self._met(self.past.lag, loss_spikes=1)
+            if not high:
+                yield f"step {step}: the loss is {loss:.4g}, a spike: above {self._limit:.4g}"
+        if math.isfinite(loss):
+            self._losses.append(loss)
+            self._judged += 1
+
+
+def _is_skipped(metrics: Mapping[str, Any]) -> bool:
+    """Whether a step changed nothing; False where one of many copies alone was left as it was."""
+    return float(metrics.get(SKIPPED, 0.0)) >= 1.0
+
+
+def spike_limit(losses: Sequence[float] | deque[float]) -> float:
+    """What a loss must exceed to be a spike: the median and six deviations more; infinite with fewer than 32.
+
+    The deviation is 1.4826 MAD, but at least a hundredth of the median: where losses hardly differ, any would be one.
+
+    >>> spike_limit([1.0, 3.0] * 16)
+    10.8956
+    """
+    if len(losses) < _FEWEST:
+        return math.inf
+    median = statistics.median(losses)
+    spread = statistics.median(abs(loss - median) for loss in losses)
+    return median + _SPREADS * max(spread, 0.01 * abs(median))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """With the verb."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    shown = ", ".join(names[:3]) or "a loss or gradient of another device"
+    return f"{shown}{more} {'was' if len(names) <= 1 else 'were'}"

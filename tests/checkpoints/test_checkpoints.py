@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.checkpoints import Checkpoints, Replaceable
+from jaxnet.checkpoints import Checkpointer, Replaceable
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, host_state, like, mesh_of, on
 
@@ -152,7 +152,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match=f"checkpoints cannot be written to {place}: "):
-            Checkpoints(place)
+            Checkpointer(place)
 
 
 @pytest.mark.parametrize("options", [{"keep": 0}, {"best_mode": "largest"}])

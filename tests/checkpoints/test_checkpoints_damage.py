@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import find_checkpoint, manifest
+from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import find_checkpoint
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, flip_a_bit, largest_file, on
 from support.disks import files_no_longer_than

@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import Enduring, manifest
+from jaxnet.checkpoints import FaultTolerantCheckpoints
+from jaxnet.checkpoints import files as manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from support import disks
@@ -36,7 +37,7 @@ def large(run, seed):
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_a_full_disk(small_disk):
     run, said = Run(small_disk / "run"), []
-    checkpoints = Enduring(run.open(keep=2), said.append)
+    checkpoints = FaultTolerantCheckpoints(run.open(keep=2), said.append)
     for step in (10, 20):
         checkpoints.save(step, large(run, step), extra={})
     checkpoints.wait()
@@ -62,7 +63,7 @@ def test_a_full_disk(small_disk):
 
 def test_a_directory_that_cannot_be_written_and_one_that_vanishes(run):
     said = []
-    checkpoints = Enduring(run.open(), said.append)
+    checkpoints = FaultTolerantCheckpoints(run.open(), said.append)
     checkpoints.save(10, run.state(10), extra={})
     checkpoints.wait()
     away = run.path.rename(run.path.with_name("away"))
@@ -80,7 +81,7 @@ def test_a_directory_that_cannot_be_written_and_one_that_vanishes(run):
 
 def test_a_failure_is_told_although_nothing_else_is_saved(run, monkeypatch):
     said = []
-    checkpoints = Enduring(run.open(), said.append)
+    checkpoints = FaultTolerantCheckpoints(run.open(), said.append)
 
     def read_only(*_):
         raise OSError(30, "Read-only file system")
@@ -101,7 +102,7 @@ def test_slow_storage_does_not_hold_up_training(run, monkeypatch):
         write(*arguments)
 
     monkeypatch.setattr(manifest, "write", slowly)
-    checkpoints = Enduring(run.open(), print)
+    checkpoints = FaultTolerantCheckpoints(run.open(), print)
     state = run.state(10)
     checkpoints.save(10, state, extra={})  # returns, although nothing can be written
     state["w"].delete()
@@ -118,7 +119,7 @@ def test_a_run_that_was_replaced_stops_before_it_publishes_or_deletes(run):
         if lost:
             raise Lost("taken over by process 7")
 
-    checkpoints = Enduring(run.open(fence=fence), print)
+    checkpoints = FaultTolerantCheckpoints(run.open(fence=fence), print)
     checkpoints.save(10, run.state(10), extra={})
     checkpoints.wait()
     (run.path / "000020-1.saving").mkdir()  # of the run that has taken over
@@ -140,7 +141,7 @@ def test_a_run_that_is_replaced_while_it_saves_publishes_nothing(run, monkeypatc
         lost.append(True)
 
     monkeypatch.setattr(manifest, "write", write_and_lose)
-    checkpoints = Enduring(run.open(fence=fence), print)
+    checkpoints = FaultTolerantCheckpoints(run.open(fence=fence), print)
     checkpoints.save(10, run.state(10), extra={})
     with pytest.raises(Lost):
         checkpoints.wait()
@@ -148,7 +149,7 @@ def test_a_run_that_is_replaced_while_it_saves_publishes_nothing(run, monkeypatc
 
 
 def test_what_is_no_fault_of_the_storage_is_raised(run):
-    checkpoints = Enduring(run.open(), print)
+    checkpoints = FaultTolerantCheckpoints(run.open(), print)
     checkpoints.save(10, run.state(10), extra={})
     with pytest.raises(InputError, match="step 5 is not newer than step 10"):
         checkpoints.save(5, run.state(5), extra={})

@@ -10,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxnet.checkpoints.heartbeat import Heartbeat
-from jaxnet.checkpoints.lock import Lock, Lost
-from jaxnet.checkpoints.owner import Owner, started
+from jaxnet.checkpoints.lock import Heartbeat, Lock, Lost, Owner, started
 from jaxnet.errors import InputError
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.checkpoints import manifest
+from jaxnet.checkpoints import files as manifest
 
 ABOUT = {"step": 200, "metrics": {"accuracy": 0.98}}
 CONTENTS = {"a": b"alpha", "deep/er/b": bytes(range(256)) * 40, "empty": b""}

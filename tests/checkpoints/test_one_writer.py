@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.checkpoints import Checkpoints, OneWriter
+from jaxnet.checkpoints import Checkpointer, OneWriter
 from jaxnet.errors import InputError
 
 
@@ -94,7 +94,7 @@ def test_all_restore_on_their_own_devices_what_the_first_has_saved(tmp_path):
         for name, want in {**STATE, "n": np.int32(3)}.items():
             np.testing.assert_array_equal(restored.state[name], want)
             assert restored.state[name].sharding == sharding
-    alone = Checkpoints(tmp_path)
+    alone = Checkpointer(tmp_path)
     assert alone.steps() == [1, 2, 3]  # the newest two and the best
     alone.close()
 

@@ -84,7 +84,7 @@ def test_collectives_as_json(capsys):
 
 
 def test_a_wrong_result_is_status_1(capsys, monkeypatch):
-    from jaxnet.cost import transfers
+    from jaxnet.cost import collectives as transfers
 
     broken = transfers.Transfer("broken", "all-reduce", lambda message, axes: message)
     monkeypatch.setitem(transfers.TRANSFERS, "broken", broken)

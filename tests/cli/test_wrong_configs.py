@@ -38,14 +38,14 @@ CONFIGS = {
     "a bool for an integer": (tiny("batch_size=16", "batch_size=True"), ": batch_size is True, wanted an integer"),
     "nan": (tiny("epochs=1", "epochs=float('nan')"), ": epochs is nan, wanted a number"),
     "a choice": (
-        tiny("epochs=1", "epochs=1, optimizer=Optimizer('adam')", "from jaxnet.training.optimizer import Optimizer\n"),
+        tiny("epochs=1", "epochs=1, optimizer=Optimizer('adam')", "from jaxnet.optimizer import Optimizer\n"),
         ": optimizer.name is 'adam', wanted one of sgd, adamw",
     ),
     "warm-up of more steps than can be counted": (
         tiny(
             "epochs=1",
             "epochs=1, optimizer=Optimizer(warmup_epochs=1e30)",
-            "from jaxnet.training.optimizer import Optimizer\n",
+            "from jaxnet.optimizer import Optimizer\n",
         ),
         "optimizer.warmup_epochs=1e+30: makes 2e+30 steps; wanted below 1073741824",
     ),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.cluster.agreement import check_agreement, describe_difference
-from jaxnet.cluster.ranks import ranks
+from jaxnet.cluster.environment import ranks
 from jaxnet.cluster.start import Cluster
 
 FINGERPRINTS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "2"]))

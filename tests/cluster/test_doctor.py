@@ -12,17 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from jaxnet.cluster.address import Address
-from jaxnet.cluster.digests import code_digests
-from jaxnet.cluster.doctor import devices, files, machine, names
-from jaxnet.cluster.doctor.clocks import Offset
-from jaxnet.cluster.doctor.clocks import judge as judge_clocks
-from jaxnet.cluster.doctor.examine import Diagnosis
-from jaxnet.cluster.doctor.finding import FAILED, OK, WARNING, failed, merged, ok, warning
-from jaxnet.cluster.doctor.limit import TimedOut, any_left, within
-from jaxnet.cluster.doctor.same import check_same
-from jaxnet.cluster.doctor.table import diagnosis_json, diagnosis_text
-from jaxnet.cluster.environment import Place
+from jaxnet.cluster.agreement import code_digests
+from jaxnet.cluster.environment import Address, Place
+from jaxnet.operations.doctor import devices
+from jaxnet.operations.doctor import directory as files
+from jaxnet.operations.doctor import host as machine
+from jaxnet.operations.doctor import host as names
+from jaxnet.operations.doctor.examine import Diagnosis, diagnosis_json, diagnosis_text
+from jaxnet.operations.doctor.finding import (
+    FAILED,
+    OK,
+    WARNING,
+    TimedOut,
+    any_left,
+    check_same,
+    failed,
+    merged,
+    ok,
+    warning,
+    within,
+)
+from jaxnet.operations.doctor.links import Offset
+from jaxnet.operations.doctor.links import judge as judge_clocks
 
 TWO = Place("variables", 1, 2, Address("node0", 1234), Address("::", 1234))
 

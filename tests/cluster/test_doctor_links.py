@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.cluster.doctor import links, wire
-from jaxnet.cluster.doctor.finding import FAILED, OK, SKIPPED, ok
-from jaxnet.cluster.doctor.links import Link
-from jaxnet.cluster.doctor.speed import check_links
+from jaxnet.operations.doctor import links
+from jaxnet.operations.doctor import links as wire
+from jaxnet.operations.doctor.finding import FAILED, OK, SKIPPED, ok
+from jaxnet.operations.doctor.links import Link, check_links
 
 MBIT = 1e6
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from jaxnet.cli.main import run
 from jaxnet.cluster.environment import find_place
-from jaxnet.cluster.lab import network
-from jaxnet.cluster.lab.rate import parse_rate
-from jaxnet.cluster.lab.run import Lab, rank_on_host, run_lab, share_cores
 from jaxnet.errors import InputError
+from jaxnet.operations.lab import network
+from jaxnet.operations.lab.network import parse_rate
+from jaxnet.operations.lab.run import Lab, rank_on_host, run_lab, share_cores
 
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
-from jaxnet.cluster.launchers.kubernetes import KubernetesJob, manifest
 from jaxnet.errors import InputError
+from jaxnet.operations.launchers.kubernetes import KubernetesJob, manifest
 from support.jobset_schema import JOBSET, LABEL, wrong
 
 yaml = pytest.importorskip("yaml")

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxnet.cluster.address import Address
-from jaxnet.cluster.launchers.hosts import Host
-from jaxnet.cluster.launchers.kubernetes import KubernetesJob, manifest
-from jaxnet.cluster.launchers.mpi import MpiJob, mpi_script
-from jaxnet.cluster.launchers.sky import SkyJob, sky_task
-from jaxnet.cluster.launchers.slurm import SlurmJob, slurm_script
-from jaxnet.cluster.launchers.ssh_job import HERE, SshJob, orders, ssh_command
-from jaxnet.cluster.launchers.tpu import TpuJob, tpu_script
+from jaxnet.cluster.environment import Address
+from jaxnet.operations.launchers.hosts import Host
+from jaxnet.operations.launchers.kubernetes import KubernetesJob, manifest
+from jaxnet.operations.launchers.mpi import MpiJob, mpi_script
+from jaxnet.operations.launchers.sky import SkyJob, sky_task
+from jaxnet.operations.launchers.slurm import SlurmJob, slurm_script
+from jaxnet.operations.launchers.ssh_job import HERE, SshJob, orders, ssh_command
+from jaxnet.operations.launchers.tpu import TpuJob, tpu_script
 from support.stand_ins import make_stand_ins, run_script, show_command
 
 yaml = pytest.importorskip("yaml")

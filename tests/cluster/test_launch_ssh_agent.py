@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from jaxnet.cluster.address import Address
-from jaxnet.cluster.launchers.hosts import Host
-from jaxnet.cluster.launchers.ssh import show_ssh
-from jaxnet.cluster.launchers.ssh_job import HERE, SshJob, orders, ssh_command
+from jaxnet.cluster.environment import Address
+from jaxnet.operations.launchers.hosts import Host
+from jaxnet.operations.launchers.ssh import show_ssh
+from jaxnet.operations.launchers.ssh_job import HERE, SshJob, orders, ssh_command
 from support.programs import PATIENCE, await_gone
 
 _LOADER = ssh_command(Host("n1"), sys.executable, None)[-1]

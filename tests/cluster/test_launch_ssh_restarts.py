@@ -9,15 +9,14 @@ import threading
 
 import pytest
 
-from jaxnet.cluster.launchers import ssh_client
-from jaxnet.cluster.launchers.hosts import Host
-from jaxnet.cluster.launchers.ssh import launch_ssh
-from jaxnet.cluster.launchers.ssh_client import Progress
-from jaxnet.cluster.launchers.ssh_hosts import Hosts
-from jaxnet.cluster.launchers.ssh_job import SshJob
 from jaxnet.cluster.progress import read_progress
-from jaxnet.cluster.supervise import Ended
 from jaxnet.errors import InputError
+from jaxnet.operations.launchers import ssh_client
+from jaxnet.operations.launchers.hosts import Host
+from jaxnet.operations.launchers.ssh import Hosts, launch_ssh
+from jaxnet.operations.launchers.ssh_client import Progress
+from jaxnet.operations.launchers.ssh_job import SshJob
+from jaxnet.operations.supervise import Ended
 from support.fake_ssh import FakeNetwork
 from support.programs import ROOT, Program, write_program
 
@@ -40,9 +39,9 @@ def go_on():
 
 DRIVER = """
 import dataclasses, sys
-from jaxnet.cluster.launchers.hosts import parse_list
-from jaxnet.cluster.launchers.ssh import launch_ssh
-from jaxnet.cluster.launchers.ssh_job import SshJob
+from jaxnet.operations.launchers.hosts import parse_list
+from jaxnet.operations.launchers.ssh import launch_ssh
+from jaxnet.operations.launchers.ssh_job import SshJob
 from jaxnet.errors import exit_cleanly
 job = SshJob([sys.executable, {program!r}], "/", parse_list({hosts!r}, "slots"), {{"PYTHONPATH": {path!r},
              "PYTHONUNBUFFERED": "1"}}, grace_seconds=0.5, look_seconds=0.2)

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from jaxnet.cluster import listening
-from jaxnet.cluster.address import Address
-from jaxnet.cluster.listening import listening_address
+from jaxnet.cluster import rendezvous as listening
+from jaxnet.cluster.environment import Address
+from jaxnet.cluster.rendezvous import listening_address
 
 # What names lead to, and which addresses this host has, as each test sees them.
 NAMES = {

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from jaxnet.cluster.environment import find_place
-from jaxnet.cluster.local import find_command, rank_environment
 from jaxnet.errors import InputError
+from jaxnet.operations.local import find_command, rank_environment
 
 
 def test_a_python_file_runs_with_this_interpreter(tmp_path):

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from jaxnet.cluster.progress import PROGRESS, Progress, furthest, noted, read_progress
-from jaxnet.cluster.restarts import Attempt, Restarts, report
-from jaxnet.cluster.supervise import Ended, Result
+from jaxnet.operations.restarts import LaunchAttempt, Restarts, report
+from jaxnet.operations.supervise import ChildResult, Ended
 
 KILL = -signal.SIGKILL
 
 
 def attempt(returncode=KILL, first=None, last_line="", signalled=False):
     progress = None if first is None else Progress(first, 0.0, first + 10)
-    return Attempt(Result(Ended(1, returncode, 5.0), 1, 5.0, last_line, signalled), 5.0, progress)
+    return LaunchAttempt(ChildResult(Ended(1, returncode, 5.0), 1, 5.0, last_line, signalled), 5.0, progress)
 
 
 def test_the_wait_doubles_up_to_a_minute_and_the_budget_ends():
@@ -67,7 +67,7 @@ def test_one_less_only_where_the_same_rank_failed_every_time():
 
 
 def test_the_report_counts_seconds_to_the_next_step_across_an_attempt_that_made_none():
-    done = Attempt(Result(None, 0, 30.0, "", False), 9.0, Progress(11, 22.0, 60))
+    done = LaunchAttempt(ChildResult(None, 0, 30.0, "", False), 9.0, Progress(11, 22.0, 60))
     first, second, last = report([attempt(first=1), attempt(1, last_line="error: x"), done])
     assert first.endswith("at step 11; the next step came 17.0 s later")
     assert (

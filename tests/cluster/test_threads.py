@@ -10,7 +10,7 @@ from support.programs import clean_environment
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from jaxnet.cluster.threads import spare_thread
+from jaxnet.cluster.start import spare_thread
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
 spare_thread()
 import jax

@@ -20,7 +20,7 @@ from jaxnet.comm import (
     scattered,
     wire_bytes_per_axis,
 )
-from jaxnet.comm.algorithms.trees import binomial, chain, star
+from jaxnet.comm.trees import binomial, chain, star
 
 # References: what each place holds, message by message, in NumPy and in the order of the additions.
 

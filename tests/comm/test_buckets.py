@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.comm import sharded
-from jaxnet.comm.buckets.merge import merge_up_to
-from jaxnet.comm.buckets.packing import pack, unpack
-from jaxnet.comm.buckets.plan import plan_buckets
+from jaxnet.comm.buckets import pack, plan_buckets, unpack
+from jaxnet.comm.order import merge_up_to
 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 dtypes = st.sampled_from(["float32", "float16", "int32"])

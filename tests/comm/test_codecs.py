@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from jaxnet.comm import codecs
-from jaxnet.comm.codecs.bits import pack_bits, packed_size, unpack_bits
+from jaxnet.comm.codecs import pack_bits, packed_size, unpack_bits
 from support.shares import every_share
 
 BLOCK = 16

@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import KiB, all_reduce, bucketed, scattered
-from jaxnet.comm.compiled.groups import groups_over, parse_groups
-from jaxnet.comm.compiled.hlo import collectives_in
+from jaxnet.comm.hlo import collectives_in, groups_over, parse_groups
 
 LAYERS, WIDTH = 4, 64
 LAYER_BYTES = WIDTH * WIDTH * 4

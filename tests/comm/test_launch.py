@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm.pieces.launch import Summed, lower_launch
-from jaxnet.comm.pieces.messages import messages_of
+from jaxnet.comm.pieces import Message, lower_launch, messages_of
 
 SPEC = jax.ShapeDtypeStruct((4,), "float32")
 
@@ -40,7 +39,7 @@ def function(x):
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_messages_are_summed_and_states_carried(mesh, at_once):
-    launch = lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, mesh, at_once=at_once).compile()
+    launch = lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, mesh, at_once=at_once).compile()
     x, carried = jnp.arange(4.0), states(mesh, 3)
     for calls in (1, 2):
         before = carried
@@ -52,7 +51,7 @@ def test_messages_are_summed_and_states_carried(mesh, at_once):
 
 
 def test_after_an_error_no_more_is_launched(mesh):
-    launch = lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, mesh).compile()
+    launch = lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, mesh).compile()
     first, _, last = states(mesh, 3)
     with pytest.raises(TypeError):
         launch([jnp.arange(4.0)], [first, "not a state", last])
@@ -64,7 +63,7 @@ def test_after_an_error_no_more_is_launched(mesh):
 
 def test_after_an_error_no_more_is_computed(mesh, monkeypatch):
     """A slow piece after the first sum has failed: those behind it are not launched."""
-    launch = lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, mesh).compile()
+    launch = lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, mesh).compile()
     launched = []
 
     def slow(piece, program):
@@ -83,7 +82,7 @@ def test_after_an_error_no_more_is_computed(mesh, monkeypatch):
 
 def test_several_devices_a_process_are_refused():
     with pytest.raises(ValueError, match="wanted one device of each process on the mesh, got 2"):
-        lower_launch(function, [SPEC], [Summed(counting(), SPEC)] * 3, comm.make_mesh(1, jax.devices()[:2]))
+        lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, comm.make_mesh(1, jax.devices()[:2]))
 
 
 def test_a_tree_as_messages_and_back():

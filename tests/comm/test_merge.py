@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.comm.buckets.merge import finish_time, merge_by_cost, merge_up_to
+from jaxnet.comm.order import finish_time, merge_by_cost, merge_up_to
 
 seconds = st.floats(0, 10, allow_subnormal=False)
 leaves = st.lists(st.tuples(seconds, st.integers(0, 100)), max_size=9)

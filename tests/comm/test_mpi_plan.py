@@ -7,9 +7,9 @@ import jax
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm.compiled import hlo
-from jaxnet.comm.mpi import ranks
-from jaxnet.comm.mpi.all_reduce import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
+from jaxnet.comm import hlo
+from jaxnet.comm import mpi as ranks
+from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
 from support.programs import clean_environment
 
 

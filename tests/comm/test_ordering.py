@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import all_reduce, bucketed, scattered
-from jaxnet.comm.buckets.bucketed import grouped
-from jaxnet.comm.buckets.merge import merge_by_cost
-from jaxnet.comm.compiled.hlo import collectives_in
+from jaxnet.comm.bucketed import grouped
+from jaxnet.comm.hlo import collectives_in
+from jaxnet.comm.order import merge_by_cost
 from support.laws import lowered, run_reducer
 
 FLAT = all_reduce(*comm.AXES)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxnet.comm.pieces.cut import cut
+from jaxnet.comm.cut import cut
 
 
 def shapes_of(tree):

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import parts_in_order, scatter_after, sharded
+from jaxnet.comm import scatter_after, sharded, shards_in_order
 from support.laws import PER_DEVICE, Trees, trees
 
 WAYS = {
@@ -138,14 +138,14 @@ def test_a_gradient_that_is_already_summed_is_refused():
 def test_order_decides_which_leaves_travel_together_and_nothing_else():
     mesh, values = grid((2, 4)), example((2, 4))
     way, shapes = WAYS["by_level"], shapes_of(values)
-    backwards = parts_in_order((4, 3, 2, 1, 0), way)
+    backwards = shards_in_order((4, 3, 2, 1, 0), way)
     for got, wanted in zip(
         *(jax.tree.leaves(there_and_back(w, mesh, shapes)(values)) for w in (backwards, way)), strict=True
     ):
         np.testing.assert_array_equal(got, wanted)
     assert backwards.plan(shapes, mesh.shape).buckets.shapes == way.plan(shapes, mesh.shape).buckets.shapes[::-1]
     with pytest.raises(ValueError, match="permutation of the 5 leaves"):
-        parts_in_order((0, 0), way).plan(shapes, mesh.shape)
+        shards_in_order((0, 0), way).plan(shapes, mesh.shape)
 
 
 def test_by_level_fewest_bytes_cross_hosts():
@@ -168,7 +168,7 @@ def deep_step(way):
             x = jnp.tanh(x @ params[f"layer_{i}"])
         return (x**2).mean()
 
-    way = parts_in_order(comm.backward_order(jax.grad(loss), shapes, x), way)
+    way = shards_in_order(comm.backward_order(jax.grad(loss), shapes, x), way)
 
     def step(parts, x):
         params = lax.pcast(way.gather(parts, shapes), comm.AXES, to="varying")

@@ -23,7 +23,7 @@ def tree(device):
 def test_parts_are_those_of_each_member_and_gather_to_the_sum(stages, bucket):
     mesh = comm.make_mesh(2, jax.devices()[:6])
     inner = comm.sharded(*STAGES[stages], bucket_bytes=bucket)
-    ours = comm.stacked_parts(inner)
+    ours = comm.stacked_shards(inner)
     values = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[tree(device) for device in range(6)])
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), values)
 
@@ -50,6 +50,6 @@ def test_the_messages_of_all_members_are_as_many_as_those_of_one():
     inner = comm.sharded("device", "host", bucket_bytes=None)
     one = [jax.ShapeDtypeStruct(shape, "float32") for shape in SHAPES]
     all_of_them = [leaf.update(shape=(MEMBERS, *leaf.shape)) for leaf in one]
-    single, together = inner.plan(one, sizes), comm.stacked_parts(inner).plan(all_of_them, sizes)
+    single, together = inner.plan(one, sizes), comm.stacked_shards(inner).plan(all_of_them, sizes)
     assert [c.kind for c in together.collectives] == [c.kind for c in single.collectives]
     assert [c.elements for c in together.collectives] == [MEMBERS * c.elements for c in single.collectives]

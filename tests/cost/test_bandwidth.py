@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from jaxnet.comm import Collective
-from jaxnet.cost.bandwidth import algbw, busbw_factor
-from jaxnet.cost.collectives import make_row
-from jaxnet.cost.transfers import TRANSFERS
+from jaxnet.cost.collectives import TRANSFERS, algbw, busbw_factor, make_row
 
 KINDS = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
 

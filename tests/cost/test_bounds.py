@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.comm import Collective
-from jaxnet.cost.bounds import (
-    Compute,
-    Wire,
-    bound_after,
-    bound_deferred,
-    bound_during,
-    busiest_link,
-    one_by_one,
-)
+from jaxnet.cost.bounds import Compute, Wire, bound_after, bound_deferred, bound_during, busiest_link, one_by_one
 
 seconds = st.floats(0, 100)
 computes = st.lists(seconds, min_size=4, max_size=4).map(lambda times: Compute(*sorted(times)))

@@ -6,8 +6,14 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.comm import KiB, MiB
-from jaxnet.cost.collectives import communicating_axes, link_peak, measure_collectives
-from jaxnet.cost.transfers import TRANSFERS, Transfer, make_program
+from jaxnet.cost.collectives import (
+    TRANSFERS,
+    Transfer,
+    communicating_axes,
+    link_peak,
+    make_program,
+    measure_collectives,
+)
 from support.ranks import Ranks
 
 SHAPES = [(2, 4), (1, 8), (3, 2), (8, 1)]

@@ -12,7 +12,7 @@ from support.programs import ROOT, clean_environment, write_program
 TINY = """
     from jaxnet.data import Synthetic
     from jaxnet.models import CNN
-    from jaxnet.training.config import Config
+    from jaxnet.config.run import Config
 
     def get_config():
         data = Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16)

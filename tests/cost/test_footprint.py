@@ -4,8 +4,7 @@ import jax
 import pytest
 
 from jaxnet.comm import HOST, KiB, named_strategy
-from jaxnet.cost.bounds import Compute, Wire, bound_after, bound_deferred, bound_during
-from jaxnet.cost.footprint import footprint
+from jaxnet.cost.bounds import Compute, Wire, bound_after, bound_deferred, bound_during, footprint
 
 SHAPES = [jax.ShapeDtypeStruct((size,), "float32") for size in (100, 200, 300)]
 ORDER = (2, 1, 0)

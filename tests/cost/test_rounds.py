@@ -4,9 +4,8 @@ import jax
 import numpy as np
 
 from jaxnet.comm import make_mesh
-from jaxnet.cost.processes import gathered, wait_for_all
-from jaxnet.cost.rounds import interleave, seconds_a_step
-from jaxnet.cost.steps import Task
+from jaxnet.cost.rounds import gathered, interleave, seconds_a_step, wait_for_all
+from jaxnet.cost.steps import TimedProgram
 from support.ranks import Ranks
 
 
@@ -15,7 +14,7 @@ def recorder(name, calls):
         calls.append(name)
         return state + 1, ()
 
-    return Task(program, np.zeros(()), np.zeros(()))
+    return TimedProgram(program, np.zeros(()), np.zeros(()))
 
 
 def test_rounds_are_interleaved_and_turned():
@@ -47,7 +46,7 @@ def slow_and_fast(rank):
             state = jax.block_until_ready(state + 1)
         return state, ()
 
-    return seconds_a_step(Task(program, jax.numpy.zeros(()), None), 2), gathered(
+    return seconds_a_step(TimedProgram(program, jax.numpy.zeros(()), None), 2), gathered(
         np.array([float(rank)])
     ).ravel().tolist()
 

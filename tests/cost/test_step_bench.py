@@ -8,12 +8,9 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.cost import step_bench
-from jaxnet.cost.labels import labelled_strategy
-from jaxnet.cost.plot import check_plot, plot_steps
 from jaxnet.cost.shapes import Sizes
-from jaxnet.cost.step_bench import bench_steps, make_figures
-from jaxnet.cost.tables import step_text
-from jaxnet.cost.traces import check_trace, trace_directory
+from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy, make_figures, trace_directory
+from jaxnet.cost.tables import check_plot, plot_steps, step_text
 from jaxnet.cost.workloads import named_workload
 from jaxnet.errors import InputError
 from jaxnet.report import read_traces, timeline

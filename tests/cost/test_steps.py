@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.cost.setting import LEARNING_RATE
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.steps import (
+    LEARNING_RATE,
     check_batch,
     communication_only,
     compute_only,

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.data.draws import draws, mixed
+from jaxnet.data.batches import draws, mixed
 
 seeds = st.integers(0, 2**64 - 1)
 

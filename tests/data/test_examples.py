@@ -7,7 +7,7 @@ import tensorflow_datasets as tfds
 from hypothesis import given
 from tensorflow_datasets.proto import tf_example_pb2
 
-from jaxnet.data.examples import Examples
+from jaxnet.data.tfds import Examples
 
 FEATURES = tfds.features.FeaturesDict(
     {

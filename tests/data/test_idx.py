@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from jaxnet.data.idx import read_idx
+from jaxnet.data.fashion_mnist import read_idx
 from jaxnet.errors import InputError
 
 HEADER = bytes([0, 0, 8, 1, 0, 0, 0, 3])  # three bytes follow

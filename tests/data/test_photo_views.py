@@ -14,8 +14,7 @@ from PIL import Image
 
 from jaxnet.data.photos import ColourJitter, EvaluationView, RandAugment, TrainingView, decoding, distort
 from jaxnet.data.photos.crops import Box, centre_box, random_box, short_side
-from jaxnet.data.photos.decoding import PILLOW, Decoder, best_decoder
-from jaxnet.data.photos.pillow import Damaged, quiet_pillow, shrink_by
+from jaxnet.data.photos.decoding import PILLOW, DamagedImage, Decoder, best_decoder, quiet_pillow, shrink_by
 from jaxnet.errors import InputError
 from support.imagenet import image_file, photo, texture
 
@@ -142,7 +141,7 @@ def test_whatever_pillow_makes_of_broken_bytes_is_damaged(raised, monkeypatch):
         raise raised
 
     monkeypatch.setattr(Image.Image, "resize", broken)
-    with pytest.raises(Damaged, match=str(raised) or "ZeroDivisionError"):
+    with pytest.raises(DamagedImage, match=str(raised) or "ZeroDivisionError"):
         EvaluationView(16, 16)(data)
 
 
@@ -158,9 +157,9 @@ def test_whatever_pillow_makes_of_broken_bytes_is_damaged(raised, monkeypatch):
     ],
 )
 def test_what_cannot_be_decoded_is_damaged(decoder, data, message):
-    with pytest.raises(Damaged, match=message):
+    with pytest.raises(DamagedImage, match=message):
         decoder.decode(data, whole, 16)
-    with pytest.raises(Damaged, match=message):
+    with pytest.raises(DamagedImage, match=message):
         EvaluationView(16, 16)(data)
 
 

@@ -9,11 +9,11 @@ import pytest
 import tensorflow_datasets as tfds
 
 from jaxnet.data import ImageNet, Photos, RandomSource, Shard, eval_batches, train_batches
-from jaxnet.data.draws import draws
-from jaxnet.data.inputs import Inputs, inputs_of
+from jaxnet.data.batches import draws
 from jaxnet.data.photos import EvaluationView, RandAugment, TrainingView
-from jaxnet.data.photos.records import PhotoRecords
+from jaxnet.data.photos.source import PhotoRecords
 from jaxnet.data.prepare import prepare_imagenet
+from jaxnet.data.source import Inputs, inputs_of
 from jaxnet.errors import InputError
 from support.imagenet import damage_a_record, image_file, photo, photos, texture, write_archives
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from jaxnet.data.prepare import Watch, imagenet, prepare_imagenet, shards, verify
+from jaxnet.data.prepare import PrepareListener, imagenet, prepare_imagenet, shards, verify
 from jaxnet.data.prepare.tars import TRAIN, VALIDATION
 from jaxnet.errors import InputError
 from support.imagenet import (
@@ -263,7 +263,7 @@ def test_a_directory_that_cannot_be_made_is_refused(archives):
 
 
 def test_other_archives_start_anew_and_what_was_left_is_pointed_out(archives):
-    class Lines(Watch):
+    class Lines(PrepareListener):
         def __init__(self):
             self.lines = []
 
@@ -281,7 +281,7 @@ def test_other_archives_start_anew_and_what_was_left_is_pointed_out(archives):
 
 
 def test_every_image_is_told(archives):
-    class Counts(Watch):
+    class Counts(PrepareListener):
         def __init__(self):
             self.told = {}
 

@@ -10,9 +10,9 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 import train
+from jaxnet.config.file import load_config
 from jaxnet.data import TFDS, ArraySource, FashionMNIST, RecordSource, Shard, eval_batches, train_batches
 from jaxnet.errors import InputError
-from jaxnet.training.settings.file import load_config
 from support.programs import ROOT
 
 pytestmark = pytest.mark.usefixtures("_no_network")

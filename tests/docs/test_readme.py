@@ -12,7 +12,7 @@ import pytest
 import train
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.comm import STRATEGIES
-from jaxnet.training.settings.file import load_config
+from jaxnet.config.file import load_config
 from support.markdown import blocks, broken_links, check_python
 from support.programs import ROOT, clean_environment
 
@@ -95,7 +95,7 @@ def in_the_lab(arguments):
     """What `jaxnet lab` would start on each host."""
     commands = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxnet.cluster.lab.run.run_lab", lambda command, _: commands.append(command) or 0)
+        patch.setattr("jaxnet.operations.lab.run.run_lab", lambda command, _: commands.append(command) or 0)
         assert run_jaxnet(arguments) == 0
     [command] = commands
     return command
@@ -113,7 +113,7 @@ def launched(arguments):
     """What `jaxnet launch local` would start."""
     commands = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxnet.cluster.local.launch_local", lambda command, *_, **__: commands.append(command) or 0)
+        patch.setattr("jaxnet.operations.local.launch_local", lambda command, *_, **__: commands.append(command) or 0)
         assert run_jaxnet(arguments) == 0
     [command] = commands
     return command

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import train
+from jaxnet.ensembles import Ensemble
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.models import CNN
-from jaxnet.training.ensemble import Ensemble
 from support.trained import TEST, config
 
 

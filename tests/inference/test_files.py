@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxnet.inference.files import image_files
+from jaxnet.inference.answers import image_files
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import manifest
+from jaxnet.checkpoints import files as manifest
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.loading import load_network
@@ -178,7 +178,7 @@ def test_a_model_of_ones_own_is_loaded_by_its_config(copy, workdir, tmp_path):
 def test_a_config_gives_classes_and_the_run_its_values(copy, workdir, tmp_path):
     """What an override of the command line changed is in the checkpoint, and not in the file."""
     other = OWN.replace("hidden=16", "hidden=3").replace("config(),", "config(), pixels=Pixels((0.9,), (0.1,)),")
-    (tmp_path / "own.py").write_text("from jaxnet.training.loss import Pixels\n" + other)
+    (tmp_path / "own.py").write_text("from jaxnet.tasks.classification import Pixels\n" + other)
     rewrite(copy, lambda about: about["extra"]["config"].update(model="config_own.Net"))
     given = load(copy, config=tmp_path / "own.py")
     np.testing.assert_array_equal(given(TEST.image[:5]), load(workdir)(TEST.image[:5]))

@@ -12,10 +12,9 @@ import pytest
 from PIL import Image
 
 from jaxnet.data import Inputs, inputs_of
-from jaxnet.data.photos.records import PhotoRecords
-from jaxnet.data.photos.source import EvaluationPhotos
+from jaxnet.data.photos.source import EvaluationPhotos, PhotoRecords
 from jaxnet.data.photos.views import EvaluationView
-from jaxnet.inference.pictures import Unreadable, read_picture
+from jaxnet.inference.predictor import Unreadable, read_picture
 
 GREY, COLOUR = Inputs((8, 8, 1), 10), Inputs((8, 8, 3), 10)
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -13,10 +13,10 @@ from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.loading import load_network
-from jaxnet.inference.network import Architecture
+from jaxnet.inference.predictor import Architecture
 from jaxnet.models.zoo import ZOO
-from jaxnet.training.loss import Pixels
-from jaxnet.weights import About, is_auxiliary, write_variables
+from jaxnet.tasks.classification import Pixels
+from jaxnet.weights import WeightsMetadata, is_auxiliary, write_variables
 
 
 def architecture(name, **pixels):
@@ -49,7 +49,9 @@ def weights(tmp_path):
 
 def write(weights, **about):
     path, variables = weights
-    write_variables(path, variables, About(**{"model": "cifar10_quick", "num_classes": 10, **SOURCE, **about}))
+    write_variables(
+        path, variables, WeightsMetadata(**{"model": "cifar10_quick", "num_classes": 10, **SOURCE, **about})
+    )
     return path
 
 

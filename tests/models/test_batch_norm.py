@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnet.models.batch_norm import BatchNorm
+from jaxnet.models.layers import BatchNorm
 
 
 def example(seed=0):

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxnet.models import ZOO, from_linen
-from jaxnet.models.flops import count_flops
+from jaxnet.models.zoo import count_flops
 
 
 def shape(*dims):

@@ -8,8 +8,7 @@ import pytest
 
 from jaxnet.errors import InputError
 from jaxnet.models import GoogLeNet, Heads, InceptionV3, from_linen
-from jaxnet.models.branches import Style
-from jaxnet.models.googlenet import AuxiliaryHead
+from jaxnet.models.googlenet import AuxiliaryHead, Style
 
 
 def shapes(module, image=(224, 224, 3)):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxnet.errors import InputError
 from jaxnet.models import ZOO, from_linen
-from jaxnet.models.compiling import network_options
+from jaxnet.models.model import network_options
 from jaxnet.models.resnet import ResNet, cifar_resnet, resnet18, resnet50, resnet50_d, resnet50_v1
 
 IMAGES = jnp.asarray(np.random.RandomState(0).standard_normal((2, 12, 12, 1)), "float32")

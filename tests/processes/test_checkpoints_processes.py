@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpointer
 from jaxnet.errors import InputError
-from jaxnet.training.run.stopping import StopSignal
+from jaxnet.training.stopping import StopSignal
 from support.checkpointing import flip_a_bit, largest_file, like, mesh_of, on
 from support.ranks import Ranks
 
@@ -60,7 +60,7 @@ def digest(directory):
 
 
 def save_steps(rank, directory, *steps):
-    checkpoints = Checkpoints(directory)
+    checkpoints = Checkpointer(directory)
     for step in map(int, steps):
         checkpoints.save(step, state_of(step), extra={"next_step": step + 1})
     checkpoints.close()
@@ -73,7 +73,7 @@ def restore(rank, directory):
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("jaxnet").addHandler(handler)
-    checkpoints = Checkpoints(directory)
+    checkpoints = Checkpointer(directory)
     try:
         restored = checkpoints.restore_latest(wanted())
     except InputError as error:
@@ -90,7 +90,7 @@ def test_two_processes_save_and_one_or_two_restore(tmp_path):
     assert "process_1" in str(written)
     with Ranks(restore, 2, str(tmp_path)) as ranks:
         assert ranks.results() == [[20, {"next_step": 21}, True, []]] * 2
-    with contextlib.closing(Checkpoints(tmp_path)) as alone:
+    with contextlib.closing(Checkpointer(tmp_path)) as alone:
         assert is_state_of(alone.restore(20, wanted()).state, 20)  # eight devices here, two in each of theirs
     assert digest(tmp_path / "000020") == written
 
@@ -111,7 +111,7 @@ def test_all_processes_pass_over_the_same_damaged_step(tmp_path):
     assert len(warnings) == 1
     assert victim.name in warnings[0]
     assert others == []
-    with contextlib.closing(Checkpoints(tmp_path)) as alone:
+    with contextlib.closing(Checkpointer(tmp_path)) as alone:
         assert is_state_of(alone.restore(30, wanted()).state, 30)
 
 
@@ -133,7 +133,7 @@ def test_all_processes_report_that_nothing_can_be_used(tmp_path, in_its_place, s
 
 def open_own_directory(rank, directory):
     try:
-        Checkpoints(f"{directory}/{rank}")
+        Checkpointer(f"{directory}/{rank}")
     except InputError as error:
         return str(error)
     return None
@@ -146,7 +146,7 @@ def test_directories_that_are_not_shared_are_refused(tmp_path):
 
 
 def save_when_told(rank, directory):
-    checkpoints = Checkpoints(directory)
+    checkpoints = Checkpointer(directory)
     restored = checkpoints.restore_latest(wanted())
     start = restored.step if restored else 0
     with StopSignal() as stop:
@@ -179,7 +179,7 @@ SIZE = 200_000
 
 def save_until_killed(rank, directory):
     """Restores, then saves without end; prints whether that was well, and each step after its `wait`."""
-    checkpoints = Checkpoints(directory, keep=2)
+    checkpoints = Checkpointer(directory, keep=2)
     restored = checkpoints.restore_latest(wanted(SIZE))
     step = restored.step if restored else 0
     good = restored is None or is_state_of(restored.state, step, SIZE)

@@ -16,7 +16,7 @@ def compiled(rank, directory):
     from jax._src import compiler
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from jaxnet.training.run.compile_cache import compile_cache
+    from jaxnet.training.compile_cache import compile_cache
 
     names, compile_ = [], compiler.backend_compile_and_load
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import Checkpoints, NotSaved
+from jaxnet.checkpoints import Checkpointer, NotSaved
 from support.checkpointing import mesh_of, on
 from support.disks import files_no_longer_than
 from support.ranks import Ranks
@@ -44,7 +44,7 @@ FAULTS = {
 def save_with_one_failing(rank, directory, fault, victim):
     """What each of three saves ended with; during the second, one process cannot write."""
     mesh = mesh_of(jax.process_count(), jax.local_device_count())
-    checkpoints, ends = Checkpoints(directory), []
+    checkpoints, ends = Checkpointer(directory), []
     for step in (10, 20, 30, 40):
         draw = np.random.default_rng(step).normal(size=(8, 100_000)).astype(np.float32)
 

@@ -13,8 +13,8 @@ from benchmarks.faulting.rounds import Fault, Outcome
 from benchmarks.faulting.story import Failure, failures
 from benchmarks.faulting.watched import Line, Unmet
 from jaxnet.cluster.progress import Progress
-from jaxnet.cluster.restarts import Attempt, report
-from jaxnet.cluster.supervise import Ended, Result
+from jaxnet.operations.restarts import LaunchAttempt, report
+from jaxnet.operations.supervise import ChildResult, Ended
 
 pytestmark = pytest.mark.processes
 
@@ -61,13 +61,13 @@ def test_what_a_launcher_reports_is_read():
     """Its own words, so that a change of them shows here."""
 
     def attempt(index, code, at, progress):
-        return Attempt(Result(Ended(index, code, 9.0), 1, at, "", False), 9.0, progress)
+        return LaunchAttempt(ChildResult(Ended(index, code, 9.0), 1, at, "", False), 9.0, progress)
 
     attempts = [
         attempt(1, -9, 100.0, Progress(1, 90.0, 17)),
         attempt(0, -9, 110.0, None),
         attempt(0, 79, 130.0, Progress(11, 125.0, 25)),
-        Attempt(Result(None, 0, 160.0, "", False), 20.0, Progress(21, 150.0, 60)),
+        LaunchAttempt(ChildResult(None, 0, 160.0, "", False), 20.0, Progress(21, 150.0, 60)),
     ]
     said = [
         *("[0] step     17/60", "launch: rank 1 was killed; all start again in 1 s, attempt 2"),

@@ -105,7 +105,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import leave
 from jaxnet.cluster.start import start
 from jaxnet.comm import make_mesh, split_by_example
 from jaxnet.errors import exit_cleanly

@@ -90,7 +90,7 @@ def test_one_is_killed_and_the_others_end(program):
 def test_those_that_ignore_sigterm_are_killed_after_the_grace_period(program):
     """With what they started. The command waits 10 s; here it is a tenth of a second."""
     arguments = f"[{program(STUBBORN + 'signal.pause()')!r}], 2, grace_seconds=0.1"
-    code = f"from jaxnet.cluster.local import launch_local; exit(launch_local({arguments}))"
+    code = f"from jaxnet.operations.local import launch_local; exit(launch_local({arguments}))"
     with Program([sys.executable, "-c", code]) as job:
         pids = pids_of(job, 2)
         os.kill(pids[0], signal.SIGKILL)
@@ -211,7 +211,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import leave
 from jaxnet.cluster.start import start
 from jaxnet.errors import exit_cleanly
 
@@ -251,7 +251,7 @@ def test_a_failure_ends_processes_that_wait_in_a_collective(program, failure, st
 import os, signal
 import jax
 from jax.experimental.multihost_utils import sync_global_devices
-from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import leave
 from jaxnet.cluster.start import start
 from jaxnet.errors import InputError, exit_cleanly
 

@@ -30,7 +30,7 @@ def launch(*words, options=(), **environment):
 
 def test_jax_joins_the_processes(tmp_path):
     text = """
-from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import leave
 from jaxnet.cluster.start import start
 from jaxnet.errors import exit_cleanly
 

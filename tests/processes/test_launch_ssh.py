@@ -90,9 +90,9 @@ if os.uname().nodename == "host1":
 open("started", "w").close()
 while True: signal.pause()
 '''
-from jaxnet.cluster.launchers.hosts import Host
-from jaxnet.cluster.launchers.ssh import launch_ssh
-from jaxnet.cluster.launchers.ssh_job import SshJob
+from jaxnet.operations.launchers.hosts import Host
+from jaxnet.operations.launchers.ssh import launch_ssh
+from jaxnet.operations.launchers.ssh_job import SshJob
 from pathlib import Path
 job = SshJob([sys.executable, "-c", text], folder, [Host("host0"), Host("host1")],
              dict(PYTHONUNBUFFERED="1"), config=Path(folder, "ssh_config"), grace_seconds=0.2)

@@ -26,9 +26,9 @@ for step in range(10 * attempt, 10 * attempt + (10000 if attempt < 3 else 5)):
 _DRIVER = """
 import sys
 from pathlib import Path
-from jaxnet.cluster.launchers.hosts import parse_list
-from jaxnet.cluster.launchers.ssh import launch_ssh
-from jaxnet.cluster.launchers.ssh_job import SshJob
+from jaxnet.operations.launchers.hosts import parse_list
+from jaxnet.operations.launchers.ssh import launch_ssh
+from jaxnet.operations.launchers.ssh_job import SshJob
 folder = Path(sys.argv[1])
 job = SshJob([sys.executable, str(folder / "rank.py")], "/", parse_list("host1,host2"), {"PYTHONPATH": sys.argv[2]},
              config=folder / "ssh_config", grace_seconds=0.5, max_restarts=3, min_hosts=1, silence_seconds=3,

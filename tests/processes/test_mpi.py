@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import KiB, bucketed, scattered
-from jaxnet.comm.mpi.all_reduce import ALGORITHMS, mpi_all_reduce
+from jaxnet.comm.mpi import ALGORITHMS, mpi_all_reduce
 from support import laws
 from support.mpirun import MpiRun, missing
 from support.programs import Program, await_gone, write_program
@@ -300,7 +300,7 @@ def test_nothing_is_left_of_ranks_that_hang():
 @needs_mpi
 @pytest.mark.processes
 def test_several_processes_without_mpirun_are_refused(tmp_path):
-    program = write_program(tmp_path, "from jaxnet.comm.mpi.all_reduce import mpi_all_reduce\nmpi_all_reduce()")
+    program = write_program(tmp_path, "from jaxnet.comm.mpi import mpi_all_reduce\nmpi_all_reduce()")
     with Program([sys.executable, program], JAX_NUM_PROCESSES="2") as run:
         assert run.finish() == 1
         assert "JAX_NUM_PROCESSES=2 says" in run.err[-1]

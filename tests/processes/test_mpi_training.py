@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import all_reduce, bucketed, scattered
-from jaxnet.comm.mpi.all_reduce import mpi_all_reduce
+from jaxnet.comm.mpi import mpi_all_reduce
 from support.mpirun import MpiRun, missing
 
 needs_mpi = pytest.mark.skipif(missing() is not None, reason=missing() or "")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm.pieces.launch import Summed, lower_launch
+from jaxnet.comm.pieces import Message, lower_launch
 from support import tiny
 from support.checkpointing import assert_same_bits
 from support.paced_digits import SAVE_EVERY, STEPS
@@ -55,7 +55,7 @@ def after_an_error(rank):
     """The second of three messages cannot be launched; then the same call as it should be."""
     mesh = comm.make_mesh()
     spec = jax.ShapeDtypeStruct((3,), "float32")
-    summed = [Summed(comm.all_reduce(*comm.AXES), spec)] * 3
+    summed = [Message(comm.all_reduce(*comm.AXES), spec)] * 3
     launch = lower_launch(lambda x: [x + 1, x + 2, x + 3], [spec], summed, mesh).compile()
     x = jax.device_put(np.full(3, rank, np.float32), mesh.local_devices[0])
     try:

@@ -17,7 +17,7 @@ START = """
 import sys
 import jax
 from jaxnet.cluster.agreement import check_agreement
-from jaxnet.cluster.leave import leave
+from jaxnet.cluster.start import leave
 from jaxnet.cluster.start import start
 from jaxnet.errors import exit_cleanly
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.training.run.stopping import StopSignal
+from jaxnet.training.stopping import StopSignal
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.processes

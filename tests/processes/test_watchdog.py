@@ -16,7 +16,7 @@ LIMITS = ("watchdog.floor_seconds=2", "watchdog.factor=5")
 
 STUCK = """
 import time
-from jaxnet.training.run.alarm import Alarm
+from jaxnet.training.watchdog import Alarm
 from jaxnet.training.watchdog import Watchdog
 
 def waits_for_ever():

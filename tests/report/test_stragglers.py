@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.report.stragglers import RankTimes, straggler_limit, stragglers, times_line
+from jaxnet.report.goodput import RankTimes, straggler_limit, stragglers, times_line
 
 SECONDS = st.floats(0, 100, allow_subnormal=False)
 RANKS = st.lists(SECONDS, min_size=3, max_size=40)

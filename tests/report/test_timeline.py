@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxnet.errors import InputError
 from jaxnet.report import timeline, timeline_json, timeline_text
-from jaxnet.report.picture import lanes
+from jaxnet.report.show import lanes
 from support.traces import HLO, made_up
 
 # Milliseconds. psum.0 travels under dot.2 for 3 of its 4 ms; psum.1 under nothing; the loop holds a collective.

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpointer
 
 DTYPES = ["float32", "float16", "bfloat16", "uint8", "int32", "uint32", "float8_e4m3fn"]
 
@@ -72,7 +72,7 @@ class Run:
         self.like = like(self.mesh, self.value(0))
 
     def open(self, **options):
-        self._opened.append(Checkpoints(self.path, **options))
+        self._opened.append(Checkpointer(self.path, **options))
         return self._opened[-1]
 
     def close(self):

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import flax.linen as nn
 import numpy as np
 
+from jaxnet.config.run import Checkpoints, Config, Log
 from jaxnet.data import Digits
-from jaxnet.data.order import example_ids
-from jaxnet.training.config import Checkpoints, Config, Log
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.data.batches import example_ids
+from jaxnet.optimizer import Optimizer
 
 SIZE = 64
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from jaxnet.cluster.launchers.hosts import Host
-from jaxnet.cluster.launchers.kubernetes import KubernetesJob, manifest
-from jaxnet.cluster.launchers.mpi import MpiJob, mpi_script
-from jaxnet.cluster.launchers.sky import SkyJob, sky_task
-from jaxnet.cluster.launchers.slurm import SlurmJob, slurm_script
+from jaxnet.operations.launchers.hosts import Host
+from jaxnet.operations.launchers.kubernetes import KubernetesJob, manifest
+from jaxnet.operations.launchers.mpi import MpiJob, mpi_script
+from jaxnet.operations.launchers.sky import SkyJob, sky_task
+from jaxnet.operations.launchers.slurm import SlurmJob, slurm_script
 
 FOLDER = Path(__file__).parents[2] / "launch"
 _SHARED = "/shared/jaxnet"

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass, replace
 
 from configs import digits
+from jaxnet.config.run import Checkpoints, Log
 from jaxnet.data import Digits
 from jaxnet.models import CNN
-from jaxnet.training.config import Checkpoints, Log
-from jaxnet.training.optimizer import Optimizer
+from jaxnet.optimizer import Optimizer
 
 STEPS = 60
 SAVE_EVERY = 20

@@ -9,11 +9,11 @@ import optax
 
 from jaxnet import comm
 from jaxnet.models import Model, Variables
-from jaxnet.training.loss import Result
-from jaxnet.training.steps.layout import Layout, make_layout
-from jaxnet.training.steps.local_step import local_optimizer
-from jaxnet.training.steps.state import first_state
-from jaxnet.training.steps.step import StepOptions, make_train_step
+from jaxnet.parallel.layout import Layout, make_layout
+from jaxnet.parallel.local import local_optimizer
+from jaxnet.parallel.state import first_state
+from jaxnet.parallel.step import StepOptions, make_train_step
+from jaxnet.tasks.classification import LossOutput
 
 IMAGE, CLASSES = (4, 4, 1), 3
 SIZE = 16
@@ -47,7 +47,7 @@ def loss_of(model, size):
         poison = jnp.where(batch["id"] < 0, jnp.nan, 1.0)[:, None, None, None]
         logits, stats = model.apply(params, stats, batch["image"] * poison, train=True, keys=keys)
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-        return size * loss, Result(stats, {"loss": loss})
+        return size * loss, LossOutput(stats, {"loss": loss})
 
     return loss_fn
 

@@ -11,7 +11,7 @@ DIGITS = str(ROOT / "configs/digits.py")
 TINY = """
 from jaxnet.data import Synthetic
 from jaxnet.models import CNN
-from jaxnet.training.config import Config, Log
+from jaxnet.config.run import Config, Log
 
 def get_config():
     return Config(

@@ -8,12 +8,12 @@ import optax
 
 from jaxnet import comm
 from jaxnet.models import CNN, ResNet, from_linen
-from jaxnet.training.augment import Augmentation
-from jaxnet.training.loss import Pixels, classification_loss
-from jaxnet.training.steps.layout import Layout, make_layout
-from jaxnet.training.steps.local_step import local_optimizer
-from jaxnet.training.steps.state import first_state
-from jaxnet.training.steps.step import StepOptions, make_train_step
+from jaxnet.parallel.layout import Layout, make_layout
+from jaxnet.parallel.local import local_optimizer
+from jaxnet.parallel.state import first_state
+from jaxnet.parallel.step import StepOptions, make_train_step
+from jaxnet.tasks.augmentation import Augmentation
+from jaxnet.tasks.classification import Pixels, classification_loss
 
 IMAGE = (8, 8, 1)
 CLASSES = 10

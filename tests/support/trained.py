@@ -8,13 +8,13 @@ from PIL import Image
 
 import train
 from configs import digits
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpointer
 from jaxnet.comm import make_mesh
+from jaxnet.config.run import Log
 from jaxnet.data import Digits
 from jaxnet.models import CNN
-from jaxnet.training.config import Log
-from jaxnet.training.experiment import prepare
-from jaxnet.training.steps.state import abstract_state
+from jaxnet.parallel.state import abstract_state
+from jaxnet.training.prepare import prepare
 
 TEST = Digits().load("test")
 
@@ -39,7 +39,7 @@ def plain_probabilities(config, workdir):
     """What a run's newest state gives for the test images, by the trainer's own parts and without padding."""
     mesh = make_mesh(1, jax.devices()[:1])
     experiment = prepare(config, mesh, config.data.load("train"))
-    checkpoints = Checkpoints(workdir / "checkpoints")
+    checkpoints = Checkpointer(workdir / "checkpoints")
     like = abstract_state(experiment.layout.whole_shapes, mesh)
     params, stats = experiment.layout.evaluated(checkpoints.restore_latest(like).state)
     checkpoints.close()

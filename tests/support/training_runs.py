@@ -11,8 +11,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxnet.checkpoints import Checkpoints, manifest
-from jaxnet.checkpoints.leaves import nested
+from jaxnet.checkpoints import Checkpointer
+from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints.files import nested
 from support.paced_digits import STEPS
 from support.programs import PATIENCE, ROOT, Program, launch
 
@@ -87,7 +88,7 @@ def arrays(workdir, step=STEPS):
     directory = workdir / "checkpoints"
     described = manifest.check(directory / f"{step:06d}").about["leaves"]
     like = nested({name: _shape(text) for name, text in described.items()})
-    with contextlib.closing(Checkpoints(directory)) as checkpoints:
+    with contextlib.closing(Checkpointer(directory)) as checkpoints:
         return jax.device_get(checkpoints.restore(step, like).state)
 
 

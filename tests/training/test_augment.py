@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxnet.training.augment import Augmentation
+from jaxnet.tasks.augmentation import Augmentation
 
 IMAGES = np.arange(1, 1 + 4 * 6 * 5 * 2).reshape(4, 6, 5, 2).astype(np.uint8)
 KEYS = jax.random.split(jax.random.key(0), 4)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxnet.errors import InputError
-from jaxnet.training.run.compile_cache import beside, compile_cache, private, prune
-from jaxnet.training.run.compiled_files import CompiledFiles
+from jaxnet.training.compile_cache import CompiledFiles, beside, compile_cache, private, prune
 
 
 @pytest.fixture

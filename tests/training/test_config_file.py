@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxnet.config.file import apply_override, load_config
+from jaxnet.config.keys import all_keys, conforms, default_values, differences, flatten, parse_value, to_json
+from jaxnet.config.run import Config
 from jaxnet.data import Digits, FashionMNIST, Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, ResNet, from_linen
-from jaxnet.training.config import Config
-from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.settings.file import apply_override, load_config
-from jaxnet.training.settings.keys import all_keys, default_values, differences, flatten, to_json
-from jaxnet.training.settings.typed_value import conforms, parse_value
+from jaxnet.optimizer import Optimizer
 
 LEAVES = {
     int: st.integers(),
@@ -51,7 +50,7 @@ from typing import TYPE_CHECKING
 import flax.linen as nn
 
 from jaxnet.data import Synthetic
-from jaxnet.training.config import Config
+from jaxnet.config.run import Config
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
+from jaxnet.config.check import check_fit, check_model
+from jaxnet.config.file import load_config
 from jaxnet.models import Heads, abstract_variables
-from jaxnet.training.experiment import as_model
-from jaxnet.training.optimizer import learning_rate
-from jaxnet.training.settings.check import check_fit, check_model
-from jaxnet.training.settings.file import load_config
-from jaxnet.training.steps.resolutions import check_resolutions, phases_of
+from jaxnet.optimizer import learning_rate
+from jaxnet.training.prepare import as_model
+from jaxnet.training.resolutions import check_resolutions, phases_of
 from support.programs import ROOT
 
 IMAGENET = sorted(path.stem for path in (ROOT / "configs").glob("imagenet_*.py"))

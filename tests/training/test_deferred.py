@@ -14,18 +14,17 @@ from jax.sharding import PartitionSpec as P
 
 from configs import digits
 from jaxnet import comm
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpointer
 from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, from_linen
-from jaxnet.training.experiment import prepare
-from jaxnet.training.loss import Pixels, classification_loss
-from jaxnet.training.norms import Parts
-from jaxnet.training.optimizer import Optimizer, make_optimizer
-from jaxnet.training.plan_report import plan_json, plan_text
-from jaxnet.training.steps.layout import make_layout
-from jaxnet.training.steps.state import abstract_state, first_state
-from jaxnet.training.steps.step import StepOptions, make_train_step
+from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
+from jaxnet.parallel.layout import make_layout
+from jaxnet.parallel.state import abstract_state, first_state
+from jaxnet.parallel.step import StepOptions, make_train_step
+from jaxnet.tasks.classification import Pixels, classification_loss
+from jaxnet.training.plan import plan_json, plan_text
+from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
 
@@ -48,7 +47,7 @@ def grid(shape):
 
 def optimizer_for(name, model, strategy):
     params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, *tiny.IMAGE), np.float32)).params
-    parts = Parts(params, comm.AXES) if comm.named_strategy(strategy).schedule == "deferred" else None
+    parts = ShardedParams(params, comm.AXES) if comm.named_strategy(strategy).schedule == "deferred" else None
     return make_optimizer(OPTIMIZERS[name], STEPS, parts)
 
 
@@ -130,7 +129,7 @@ def test_an_update_of_parts_is_that_of_the_whole(name, shape):
     }
     params, mesh, way = tree(1.0), grid(shape), comm.sharded("device", "host", bucket_bytes=None)
     config = OPTIMIZERS[name]
-    whole, of_parts = make_optimizer(config, STEPS), make_optimizer(config, STEPS, Parts(params, comm.AXES))
+    whole, of_parts = make_optimizer(config, STEPS), make_optimizer(config, STEPS, ShardedParams(params, comm.AXES))
     state = whole.init(params)
     specs = jax.tree.map(lambda leaf: P(way.axes) if leaf.ndim or leaf.dtype == np.float32 else P(), state)
 
@@ -312,7 +311,7 @@ def test_a_checkpoint_restores_under_another_strategy_and_mesh(tmp_path, other, 
     make = functools.partial(tiny.setup, tiny.cnn(), optimizer=optax.adam(1e-3), average_decay=0.9)
     ours, theirs = make("zero", (2, 4)), make(other, shape)
     saver, restorer = (theirs, ours) if back else (ours, theirs)
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpoints:
         state, _ = saver.step(saver.state, jax.device_put(tiny.batch(0, 48), comm.split_by_example(saver.mesh)))
         saved = saver.layout.whole(state)
         kept = jax.device_get(saved)

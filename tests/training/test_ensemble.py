@@ -11,23 +11,27 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpointer
+from jaxnet.config.check import check_config
+from jaxnet.config.run import Config
 from jaxnet.data import Synthetic
+from jaxnet.ensembles import (
+    Ensemble,
+    ensemble_summary,
+    ensemble_table,
+    evaluate_ensemble,
+    make_ensemble_eval_step,
+    member_of,
+)
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
-from jaxnet.models.batch_norm import BatchNorm
-from jaxnet.models.layers import ExampleDropout
-from jaxnet.training.augment import Augmentation
-from jaxnet.training.config import Config
-from jaxnet.training.ensemble import Ensemble, member_of
-from jaxnet.training.experiment import prepare
-from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.plan_report import plan_json
-from jaxnet.training.run.ensemble_report import ensemble_summary, ensemble_table
-from jaxnet.training.settings.check import check_config
-from jaxnet.training.steps.ensemble_evaluation import evaluate_ensemble, make_ensemble_eval_step
-from jaxnet.training.steps.evaluation import evaluate, make_eval_step
-from jaxnet.training.steps.state import abstract_state
+from jaxnet.models.layers import BatchNorm, ExampleDropout
+from jaxnet.optimizer import Optimizer
+from jaxnet.parallel.state import abstract_state
+from jaxnet.tasks.augmentation import Augmentation
+from jaxnet.tasks.classification import evaluate, make_eval_step
+from jaxnet.training.plan import plan_json
+from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
 
@@ -186,7 +190,7 @@ def test_evaluation_is_exact_for_each_member_and_for_their_mean_prediction():
     assert ours["ensemble/accuracy"] == (mean.argmax(1) == right).mean()
     assert ours["ensemble/loss"] == pytest.approx(-np.log(mean[np.arange(len(right)), right]).mean(), rel=1e-5)
     assert ours["examples"] == len(right) == SIZE + 30
-    summary = ensemble_summary(config, ours)
+    summary = ensemble_summary(config.ensemble, config.optimizer, config.seed, ours)
     assert [row["seed"] for row in summary["members"]] == [5, 6]
     assert [row["learning_rate"] for row in summary["members"]] == [0.004, 0.001]
     assert len(ensemble_table(summary).splitlines()) == 5
@@ -196,7 +200,7 @@ def test_a_checkpoint_restores_under_another_strategy_and_mesh(tmp_path):
     (ours, _), (theirs, mesh) = prepared(config_of(strategy="zero"), (2, 4)), prepared(config_of(), (1, 1))
     whole = ours.layout.whole(ours.first_state())
     kept = jax.device_get(whole)
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpoints:
         checkpoints.save(1, whole, extra={})
         restored = checkpoints.restore(1, abstract_state(theirs.layout.whole_shapes, mesh)).state
     assert_same_bits(jax.device_get(restored)._replace(comm=()), kept._replace(comm=()))

@@ -7,8 +7,7 @@ import pytest
 from jaxnet import comm
 from jaxnet.data import ArraySource, Shard, eval_batches, placed
 from jaxnet.models import CNN, from_linen
-from jaxnet.training.loss import Pixels
-from jaxnet.training.steps.evaluation import evaluate, make_eval_step
+from jaxnet.tasks.classification import Pixels, evaluate, make_eval_step
 
 draw = np.random.RandomState(0)
 SOURCE = ArraySource(draw.randint(0, 256, (37, 8, 8, 1)).astype(np.uint8), draw.randint(0, 10, 37).astype(np.int32), 10)

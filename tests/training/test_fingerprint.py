@@ -3,15 +3,15 @@
 import pytest
 
 from jaxnet.cli import doctor
-from jaxnet.cli.parser import Parser
 from jaxnet.cluster.agreement import describe_difference
-from jaxnet.cluster.doctor.examine import _same
+from jaxnet.command_line import Parser
+from jaxnet.config.run import Config
 from jaxnet.data import Digits, Photos
 from jaxnet.data.photos import datasets
 from jaxnet.data.photos.decoding import PILLOW
 from jaxnet.models import CNN
-from jaxnet.training.config import Config
-from jaxnet.training.settings.fingerprint import fingerprint, other_decoder
+from jaxnet.operations.doctor.examine import _same
+from jaxnet.training.place import fingerprint, other_decoder
 
 DIGITS = Config(model=CNN(10), data=Digits(), epochs=1, batch_size=8)
 PHOTOS = Config(model=CNN(10), data=Photos("album"), epochs=1, batch_size=8)
@@ -51,7 +51,7 @@ class Talk:
 
 def test_the_doctor_finds_it(decode_by, tmp_path):
     decode_by("simplejpeg and OpenCV")
-    text = "from jaxnet.training.config import Config\nfrom jaxnet.models import CNN\nfrom jaxnet.data import Photos\n"
+    text = "from jaxnet.config.run import Config\nfrom jaxnet.models import CNN\nfrom jaxnet.data import Photos\n"
     text += "def get_config():\n    return Config(model=CNN(10), data=Photos('album'), epochs=1, batch_size=8)\n"
     (tmp_path / "album.py").write_text(text)
     parser = Parser()

@@ -13,10 +13,8 @@ from jaxnet import comm
 from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, Model, Variables
-from jaxnet.training.experiment import prepare
-from jaxnet.training.groups import multipliers
-from jaxnet.training.norms import Parts
-from jaxnet.training.optimizer import Optimizer, make_optimizer
+from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer, multipliers
+from jaxnet.training.prepare import prepare
 from support import tiny
 
 PARAMS = {
@@ -103,7 +101,7 @@ MODEL = Model(init, apply)
 def run(strategy, name="lamb"):
     """Parameters before and after three steps with a frozen first layer and a fast head."""
     params = jax.eval_shape(MODEL.init, jax.random.key(0), np.zeros((1, *tiny.IMAGE), np.float32)).params
-    parts = Parts(params, comm.AXES) if strategy == "zero" else None
+    parts = ShardedParams(params, comm.AXES) if strategy == "zero" else None
     groups = (("conv_0*", 0.0), ("dense_*", 4.0))
     config = Optimizer(name, 0.01, weight_decay=0.1, clip_norm=0.5, groups=groups)
     setup = tiny.setup(MODEL, strategy, (2, 2), optimizer=make_optimizer(config, 10, parts))

@@ -12,16 +12,15 @@ import pytest
 
 import train
 from jaxnet import comm
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpointer
+from jaxnet.config.check import check_config
+from jaxnet.config.run import Guard
 from jaxnet.errors import InputError
-from jaxnet.training.guard import Guard
-from jaxnet.training.optimizer import learning_rate
-from jaxnet.training.run.loop import Loop
-from jaxnet.training.run.watch import Counts, Past, Watch, spike_limit
-from jaxnet.training.settings.check import check_config
-from jaxnet.training.steps.finite import LOSS_SCALE, NOT_FINITE, SKIPPED
-from jaxnet.training.steps.loss_scale import stored_scale
-from jaxnet.training.steps.state import abstract_state
+from jaxnet.optimizer import learning_rate
+from jaxnet.parallel.device_step import LOSS_SCALE, NOT_FINITE, SKIPPED
+from jaxnet.parallel.state import abstract_state, stored_scale
+from jaxnet.training.guard import GuardCounts, GuardMonitor, GuardState, spike_limit
+from jaxnet.training.loop import Loop
 from support import poison, training_runs
 from support.checkpointing import assert_same_bits
 from support.dark_digits import config_of
@@ -40,11 +39,11 @@ def seen(watch, outcomes, **more):
 
 
 def test_steps_skipped_in_a_row_send_it_back_before_the_first_of_them():
-    watch = Watch(Guard(rollback_after=3), NAMES)
+    watch = GuardMonitor(Guard(rollback_after=3), NAMES)
     lines = seen(watch, [1.0, None, None, 1.0, None, None])
     assert lines == [f"step {n}: skipped, the loss, the gradient of b were not finite" for n in (2, 5)]
-    assert (watch.limit, watch.counts) == (None, Counts(4, 0, 0))
-    watch = Watch(Guard(rollback_after=3), NAMES)
+    assert (watch.limit, watch.counts) == (None, GuardCounts(4, 0, 0))
+    watch = GuardMonitor(Guard(rollback_after=3), NAMES)
     seen(watch, [1.0, None, None, None])
     assert watch.limit == 1
     assert watch.went_back(0, 4) == (
@@ -55,7 +54,7 @@ def test_steps_skipped_in_a_row_send_it_back_before_the_first_of_them():
 
 
 def test_what_it_went_back_to_in_vain_is_not_used_again():
-    watch = Watch(Guard(rollback_after=2), NAMES)
+    watch = GuardMonitor(Guard(rollback_after=2), NAMES)
     for _ in range(2):
         watch.push(1, {})
         watch._pending.clear()
@@ -64,7 +63,7 @@ def test_what_it_went_back_to_in_vain_is_not_used_again():
     watch.went_back(40, 50)
     seen(watch, [None, None])
     assert watch.limit == 0
-    watch = Watch(Guard(rollback_after=2), NAMES)
+    watch = GuardMonitor(Guard(rollback_after=2), NAMES)
     seen(watch, [None, None])
     watch.went_back(40, 50)
     watch.limit, watch._row = None, []
@@ -74,7 +73,7 @@ def test_what_it_went_back_to_in_vain_is_not_used_again():
 
 
 def test_a_loss_scale_that_is_being_found_is_no_reason_to_go_back():
-    watch = Watch(Guard(rollback_after=2), NAMES)
+    watch = GuardMonitor(Guard(rollback_after=2), NAMES)
     overflow = {"loss": 1.0, SKIPPED: 1.0, NOT_FINITE: np.array([False, True, True])}
     for step in range(1, 9):
         [line] = watch._examine(step, {**overflow, LOSS_SCALE: 2.0**15})
@@ -86,7 +85,7 @@ def test_a_loss_scale_that_is_being_found_is_no_reason_to_go_back():
 
 
 def test_the_lag_is_that_of_the_state():
-    watch = Watch(Guard(rollback_after=2), NAMES, Past(Counts(7), 5))
+    watch = GuardMonitor(Guard(rollback_after=2), NAMES, GuardState(GuardCounts(7), 5))
     for step, skipped in enumerate([0, 1, 0, 1, 1], 1):
         list(watch.push(step, {"loss": 1.0, SKIPPED: float(skipped), NOT_FINITE: np.array([skipped > 0] * 3)}))
     assert watch.past.lag == 6  # the last two steps are still in flight
@@ -94,18 +93,20 @@ def test_the_lag_is_that_of_the_state():
     list(watch.drain())
     assert watch.lag_at(5) == watch.past.lag == 8
     watch.went_back(2, 5, lag=6)  # after step 5 the state is that of step 2, in which 6 updates were missing
-    assert watch.past == Past(Counts(10, 0, 1), 9)
-    assert Past.saved({"guard": watch.past.to_save()}) == watch.past
-    assert Past.saved({"guard": Counts(3, 2, 1)._asdict()}) == Past(Counts(3, 2, 1), 0)  # from before there was one
+    assert watch.past == GuardState(GuardCounts(10, 0, 1), 9)
+    assert GuardState.saved({"guard": watch.past.to_save()}) == watch.past
+    assert GuardState.saved({"guard": GuardCounts(3, 2, 1)._asdict()}) == GuardState(
+        GuardCounts(3, 2, 1), 0
+    )  # from before there was one
     watch.restarted(lag=6)
-    assert watch.past == Past(Counts(10, 0, 2), 6)
-    unguarded = Watch(Guard(skip=False), NAMES)
+    assert watch.past == GuardState(GuardCounts(10, 0, 2), 6)
+    unguarded = GuardMonitor(Guard(skip=False), NAMES)
     list(unguarded.push(1, {"loss": math.nan}))
     assert unguarded.lag_at(1) == 0
 
 
 def test_steps_whose_metrics_are_not_shared_do_not_send_it_back():
-    watch = Watch(Guard(rollback_after=2), NAMES, is_shared=lambda step: step % 4 == 0)
+    watch = GuardMonitor(Guard(rollback_after=2), NAMES, is_shared=lambda step: step % 4 == 0)
     seen(watch, [None] * 7)
     assert watch.limit is None
     seen(watch, [None] * 4)
@@ -116,7 +117,7 @@ def test_a_spike_is_six_deviations_above_the_median():
     draw = np.random.RandomState(0)
     losses = 2 + 0.1 * draw.standard_normal(200)
     losses[[150, 151, 170]] = 3.0
-    watch = Watch(Guard(), NAMES)
+    watch = GuardMonitor(Guard(), NAMES)
     lines = seen(watch, losses.tolist())
     assert watch.counts.loss_spikes == 3
     assert [line.split(",")[0] for line in lines] == ["step 151: the loss is 3", "step 171: the loss is 3"]
@@ -173,7 +174,7 @@ def test_a_row_of_bad_batches_sends_the_run_back_and_past_them(tmp_path, capsys)
     config = config_of(40, dark=[2, *range(26, 31)])
     summary = train.train(config, tmp_path)
     assert summary["finished"]
-    assert [summary[key] for key in Counts._fields] == [6, 0, 1]
+    assert [summary[key] for key in GuardCounts._fields] == [6, 0, 1]
     assert summary["loss"] < 2.3
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("step 3: skipped, the loss") for line in lines)
@@ -262,12 +263,12 @@ class OldState(NamedTuple):
 def test_a_checkpoint_from_before_there_was_a_loss_scale_restores(tmp_path, dtype):
     made = poison.setup("int8", dtype=dtype)
     old = OldState(*made.state[:7])
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpoints:
         checkpoints.save(3, old, extra={"next_step": 3})
         like = abstract_state(made.layout.whole_shapes, made.mesh)
         restored = checkpoints.restore_latest(like, defaults=stored_scale())
     assert_same_bits(jax.device_get(restored.state[:7]), jax.device_get(tuple(old)))
-    assert Past.saved(restored.extra) == Past(Counts(), 0)
+    assert GuardState.saved(restored.extra) == GuardState(GuardCounts(), 0)
     if dtype == "float16":
         assert (float(restored.state.scale.scale), int(restored.state.scale.good)) == (2**15, 0)
         assert restored.state.scale.scale.sharding == comm.replicated(made.mesh)
@@ -277,7 +278,7 @@ def test_a_checkpoint_from_before_there_was_a_loss_scale_restores(tmp_path, dtyp
 
 def test_a_run_that_needs_no_scale_goes_on_from_one_that_had_it(tmp_path):
     half, full = (poison.setup(dtype=dtype) for dtype in ("float16", "float32"))
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpoints:
         checkpoints.save(3, half.state, extra={})
         like = abstract_state(full.layout.whole_shapes, full.mesh)
         restored = checkpoints.restore_latest(like, defaults=stored_scale())

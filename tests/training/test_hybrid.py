@@ -15,20 +15,19 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.checkpoints import Checkpoints
+from jaxnet.checkpoints import Checkpointer
+from jaxnet.config.run import Config, Guard
 from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import VGG, AlexNet
 from jaxnet.models.layers import ExampleDropout
-from jaxnet.training.config import Config
-from jaxnet.training.experiment import prepare
-from jaxnet.training.guard import Guard
-from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.plan_report import plan_json, plan_text, wire_bytes_per_step
-from jaxnet.training.steps.finite import non_finite
-from jaxnet.training.steps.replicas import Replicas
-from jaxnet.training.steps.sharded_dense import fewest_bytes
-from jaxnet.training.steps.state import abstract_state
+from jaxnet.optimizer import Optimizer
+from jaxnet.parallel.device_step import non_finite
+from jaxnet.parallel.hybrid import fewest_bytes
+from jaxnet.parallel.replicas import Replicas
+from jaxnet.parallel.state import abstract_state
+from jaxnet.training.plan import plan_json, plan_text, wire_bytes_per_step
+from jaxnet.training.prepare import prepare
 from support.checkpointing import assert_same_bits
 
 IMAGE, CLASSES, SIZE, STEPS = (8, 8, 1), 8, 48, 8
@@ -218,7 +217,7 @@ def test_a_checkpoint_is_whole_and_restores_on_any_mesh(tmp_path, names, shape):
     other = prepared(config_of(shard_dense=names), shape)
     saved = first.layout.whole(first.first_state())
     kept = jax.device_get(saved)
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpoints:
         checkpoints.save(1, saved, extra={})
         like = abstract_state(other.layout.whole_shapes, other.layout.mesh)
         restored = checkpoints.restore(1, like).state

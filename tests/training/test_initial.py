@@ -9,14 +9,14 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxnet import comm
+from jaxnet.config.run import Config, Log
 from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, from_linen
-from jaxnet.training.config import Config, Log
-from jaxnet.training.experiment import prepare
-from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.steps.initial import initial_values, weights_digest
-from jaxnet.weights import About, write_variables
+from jaxnet.optimizer import Optimizer
+from jaxnet.parallel.initial import initial_values, weights_digest
+from jaxnet.training.prepare import prepare
+from jaxnet.weights import WeightsMetadata, write_variables
 from support.refusals import says
 from train import train
 
@@ -46,7 +46,7 @@ def variables_of(model, image=(8, 8, 1), seed=7):
 
 
 def written(path, values, left_out=()):
-    write_variables(path, values, About("cnn", 2, "torchvision", "cnn.pth", "0" * 64, left_out))
+    write_variables(path, values, WeightsMetadata("cnn", 2, "torchvision", "cnn.pth", "0" * 64, left_out))
     return str(path)
 
 

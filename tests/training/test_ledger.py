@@ -10,8 +10,8 @@ import train
 from jaxnet.cli.main import run
 from jaxnet.errors import InputError
 from jaxnet.report.goodput import Attempt, goodput, goodput_line, read_ledger
-from jaxnet.training.run import ledger as module
-from jaxnet.training.run.ledger import Ledger, process_start
+from jaxnet.training import ledger as module
+from jaxnet.training.ledger import Ledger, process_start
 from support.dark_digits import config_of
 
 

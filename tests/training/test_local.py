@@ -12,14 +12,14 @@ import pytest
 
 from configs import digits
 from jaxnet import comm
-from jaxnet.checkpoints import Checkpoints
-from jaxnet.comm.strategies.local import bmuf, local_sgd, post_local_sgd
+from jaxnet.checkpoints import Checkpointer
+from jaxnet.comm.strategies import bmuf, local_sgd, post_local_sgd
 from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
-from jaxnet.training.experiment import prepare
-from jaxnet.training.plan_report import plan_json, plan_text, wire_bytes_per_step
-from jaxnet.training.steps.state import abstract_state
+from jaxnet.parallel.state import abstract_state
+from jaxnet.training.plan import plan_json, plan_text, wire_bytes_per_step
+from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
 
@@ -303,7 +303,7 @@ def test_a_schedule_goes_on_from_the_copy_that_skipped_fewest_steps():
 def resumed(tmp_path, saver, restorer, at, steps):
     """The last state of a run that is saved after `at` steps and continued from there."""
     state, _ = taken(saver, batches(at))
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpoints:
         checkpoints.save(at, saver.layout.whole(state), extra={})
         like = abstract_state(restorer.layout.whole_shapes, restorer.mesh)
         restored = restorer.layout.cut(checkpoints.restore(at, like).state)

@@ -8,11 +8,11 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.models import Model, Variables
-from jaxnet.training.loss import Pixels, classification_loss
-from jaxnet.training.mixing import Mixing, neighbours
-from jaxnet.training.steps.layout import make_layout
-from jaxnet.training.steps.state import first_state
-from jaxnet.training.steps.step import StepOptions, make_train_step
+from jaxnet.parallel.layout import make_layout
+from jaxnet.parallel.state import first_state
+from jaxnet.parallel.step import StepOptions, make_train_step
+from jaxnet.tasks.classification import Pixels, classification_loss
+from jaxnet.tasks.mixing import Mixing, neighbours
 from support import tiny
 
 KEYS = jax.random.split(jax.random.key(0), 64)

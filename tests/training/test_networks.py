@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from jaxnet.models import LSTM, Heads, Model, Variables, ViT, from_linen
-from jaxnet.training.loss import Pixels, classification_loss
+from jaxnet.tasks.classification import Pixels, classification_loss
 from support import tiny
 
 

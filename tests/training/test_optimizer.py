@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from jaxnet.models.vit import vit_tiny
-from jaxnet.training.norms import decayed
-from jaxnet.training.optimizer import Optimizer, learning_rate, make_optimizer
+from jaxnet.optimizer import Optimizer, decayed, learning_rate, make_optimizer
 
 PARAMS = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "norm": {"scale": jnp.ones(2)}}
 ZEROS = {"dense": {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}, "norm": {"scale": jnp.zeros(2)}}

@@ -9,8 +9,8 @@ import pytest
 import train
 from jaxnet import comm, inference
 from jaxnet.models import CNN
-from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.run import place
+from jaxnet.optimizer import Optimizer
+from jaxnet.training import place
 from support.checkpointing import assert_same_bits
 from support.dark_digits import config_of
 from support.training_runs import arrays, metrics

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from jaxnet.training.run.loop import _is_due
-from jaxnet.training.run.pacing import Pace
+from jaxnet.training.loop import _is_due
+from jaxnet.training.pacing import Pace
 
 
 def pushed(pace, first, last):

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from jaxnet.cluster.start import Cluster
-from jaxnet.report.stragglers import RankTimes
-from jaxnet.training.run import own_time, peers
-from jaxnet.training.run.ledger import Ledger
-from jaxnet.training.run.own_time import OwnTime
-from jaxnet.training.run.peers import Peers
+from jaxnet.report.goodput import RankTimes
+from jaxnet.training import peers
+from jaxnet.training import peers as own_time
+from jaxnet.training.ledger import Ledger
+from jaxnet.training.peers import Peers, StepClock
 
 
 class Clocks:
@@ -39,7 +39,7 @@ def clocks(monkeypatch):
 
 
 def test_the_own_time_is_what_is_left_without_the_waiting(clocks):
-    own, waited = OwnTime(computes=True), 0.0
+    own, waited = StepClock(computes=True), 0.0
     own.stepped(waited)
     for waits in (0.5, 0.75, 0.5, 0.75, 0.5):
         assert own.times(2) is None
@@ -50,7 +50,7 @@ def test_the_own_time_is_what_is_left_without_the_waiting(clocks):
 
 
 def test_what_comes_between_two_steps_is_none_of_them(clocks):
-    own = OwnTime(computes=False)
+    own = StepClock(computes=False)
     for _ in range(10):
         clocks.pass_step(0.1)
         own.stepped(0.0)
@@ -63,7 +63,7 @@ def test_what_comes_between_two_steps_is_none_of_them(clocks):
 
 
 def test_processor_time_of_other_threads_is_the_devices():
-    own = OwnTime(computes=True)
+    own = StepClock(computes=True)
     for _ in range(7):
         thread = threading.Thread(target=lambda: sum(range(200_000)))
         thread.start()
@@ -72,7 +72,7 @@ def test_processor_time_of_other_threads_is_the_devices():
     assert own.times(0).device > 0
 
 
-class Told(OwnTime):
+class Told(StepClock):
     """The times that a test gives."""
 
     def __init__(self, host):

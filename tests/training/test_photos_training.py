@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import tensorflow_datasets as tfds
 
+from jaxnet.config.run import Config, Log
 from jaxnet.data import Photos
 from jaxnet.data.photos import datasets
 from jaxnet.data.photos.decoding import PILLOW
 from jaxnet.models import CNN
-from jaxnet.training.config import Config, Log
 from support.imagenet import photo
 from train import train
 

@@ -10,8 +10,8 @@ import pytest
 
 from configs.digits import get_config
 from jaxnet import comm
+from jaxnet.config.check import check_config, check_fit
 from jaxnet.errors import InputError
-from jaxnet.training.settings.check import check_config, check_fit
 from support import tiny
 
 ONE = (1, 1)

@@ -11,9 +11,9 @@ from jaxnet import comm
 from jaxnet.data import ArraySource, Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, ResNet
-from jaxnet.training.experiment import prepare
-from jaxnet.training.loss import Pixels
-from jaxnet.training.mixing import Mixing
+from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.mixing import Mixing
+from jaxnet.training.prepare import prepare
 from support.refusals import says
 
 IMAGES = np.random.RandomState(0).randint(0, 256, (2, 4, 6, 3)).astype(np.uint8)

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from jaxnet.training.config import Profile
-from jaxnet.training.run.profiling import ProfileWindow, write_programs
+from jaxnet.config.run import Profile
+from jaxnet.training.profiling import ProfileWindow, write_programs
 
 
 class Program:

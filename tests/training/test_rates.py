@@ -4,8 +4,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxnet.training.run import rates
-from jaxnet.training.run.rates import Rates
+from jaxnet.training import pacing as rates
+from jaxnet.training.pacing import Rates
 
 SCHEDULE = optax.join_schedules([optax.linear_schedule(0.0, 1.0, 30), optax.cosine_decay_schedule(1.0, 170)], [30])
 

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 import train
+from jaxnet.config.check import endless_warmup, recipe_warnings
+from jaxnet.config.file import load_config
 from jaxnet.errors import InputError
-from jaxnet.training.settings.file import load_config
-from jaxnet.training.settings.recipe import endless_warmup, strange
 from support.programs import ROOT
 from support.refusals import TINY, every, says
 
@@ -72,7 +72,7 @@ def test_warmup_that_a_run_does_not_outlast_is_named(warmup, steps, key):
 )
 def test_what_does_nothing_or_ruins_a_run_is_named(given, said):
     config = load_config(ROOT / "configs/digits.py", ["optimizer.warmup_steps=0", *given.split()])
-    lines = list(strange(config, (8, 8, 1), 22.45, 45))
+    lines = list(recipe_warnings(config, (8, 8, 1), 22.45, 45))
     assert len(lines) == (said is not None)
     assert not lines or lines[0].startswith(said)
 

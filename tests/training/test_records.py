@@ -13,13 +13,13 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 import train
-from jaxnet.checkpoints import manifest
+from jaxnet.checkpoints import files as manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
-from jaxnet.training.run.loop import Loop
-from jaxnet.training.run.records import NoRecords, Records, read_settings, write_whole
-from jaxnet.training.run.stopping import StopSignal
-from jaxnet.training.run.summary import kept_summary
+from jaxnet.training.loop import Loop
+from jaxnet.training.records import MetricsWriter, NoMetricsWriter, read_settings, write_whole
+from jaxnet.training.stopping import StopSignal
+from jaxnet.training.summary import kept_summary
 from support.dark_digits import SIZE, config_of
 from support.disks import files_no_longer_than
 from support.training_runs import metrics
@@ -41,7 +41,7 @@ def test_write_whole_leaves_the_old_file_when_it_fails(tmp_path):
 
 def test_records_are_appended_to(tmp_path):
     for step in (1, 2):
-        records = Records(tmp_path, tensorboard=False)
+        records = MetricsWriter(tmp_path, tensorboard=False)
         records.write(step, "train", {"loss": 0.5})
         records.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -50,7 +50,7 @@ def test_records_are_appended_to(tmp_path):
 
 def test_what_is_not_finite_is_null(tmp_path):
     """JSON has no word for it, and readers other than Python's refuse the line."""
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsWriter(tmp_path, tensorboard=False)
     records.write(1, "train", {"loss": math.nan, "members": {"loss": [math.inf, 2.0]}, "count": 3})
     records.close()
     line = (tmp_path / "metrics.jsonl").read_text()
@@ -107,14 +107,14 @@ def test_a_config_that_trains_nothing_is_not_written_down(tmp_path, capsys):
 
 
 def test_a_line_is_on_the_disk_at_once(tmp_path):
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsWriter(tmp_path, tensorboard=False)
     records.write(1, "train", {"loss": 0.5})
     assert (tmp_path / "metrics.jsonl").read_text().endswith("0.5}\n")
     records.close()
 
 
 def test_tensorboard_files_are_written(tmp_path):
-    records = Records(tmp_path, tensorboard=True)
+    records = MetricsWriter(tmp_path, tensorboard=True)
     records.write(1, "train", {"loss": 0.5})
     records.close()
     assert list((tmp_path / "tensorboard").iterdir())
@@ -124,12 +124,12 @@ def test_tensorboard_files_are_written(tmp_path):
 def test_what_stands_in_the_way_is_named(name, tmp_path):
     (tmp_path / name).symlink_to("/nowhere/at/all")
     with pytest.raises(InputError, match=rf"{name} cannot be written: .*; mend that, or use another --workdir"):
-        Records(tmp_path, tensorboard=True)
+        MetricsWriter(tmp_path, tensorboard=True)
 
 
 def test_a_full_disk_is_told_once_and_nothing_fails(tmp_path, caplog):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsWriter(tmp_path, tensorboard=False)
     for step in (1, 2):
         records.write(step, "train", {"loss": 0.5})
     records.close()
@@ -151,7 +151,7 @@ def events_of(content):
 
 
 def test_no_half_line_is_left_and_the_file_is_written_again(tmp_path, caplog):
-    records = Records(tmp_path, tensorboard=True)
+    records = MetricsWriter(tmp_path, tensorboard=True)
     records.write(1, "train", {"loss": 0.5})
     with files_no_longer_than(60):
         for step in (2, 3):
@@ -174,7 +174,7 @@ def test_no_half_line_is_left_and_the_file_is_written_again(tmp_path, caplog):
 @pytest.mark.parametrize("half", ['{"step": 2, "spl', "x" * 100])
 def test_a_half_line_of_a_killed_run_is_cut_off(tmp_path, half, caplog):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + half)
-    records = Records(tmp_path, tensorboard=False)
+    records = MetricsWriter(tmp_path, tensorboard=False)
     records.write(3, "train", {"loss": 0.5})
     records.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -185,7 +185,7 @@ def test_a_half_line_of_a_killed_run_is_cut_off(tmp_path, half, caplog):
 def test_a_directory_that_vanishes_and_comes_back(tmp_path, caplog):
     workdir = tmp_path / "run"
     workdir.mkdir()
-    records = Records(workdir, tensorboard=False)
+    records = MetricsWriter(workdir, tensorboard=False)
     shutil.rmtree(workdir)
     records.write(1, "train", {"loss": 0.5})
     workdir.mkdir()
@@ -204,7 +204,7 @@ def test_a_run_that_may_write_no_more_writes_nothing(tmp_path):
     def fence():
         raise InputError("taken over")
 
-    records = Records(tmp_path, tensorboard=False, fence=fence)
+    records = MetricsWriter(tmp_path, tensorboard=False, fence=fence)
     with pytest.raises(InputError, match="taken over"):
         records.write(1, "train", {"loss": 0.5})
     records.close()
@@ -225,7 +225,7 @@ def test_damaged_settings_are_refused(content, tmp_path):
 
 def test_other_processes_write_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    records = NoRecords()
+    records = NoMetricsWriter()
     records.write(1, "train", {"loss": 0.5})
     records.close()
     assert not list(tmp_path.iterdir())

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet import comm
-from jaxnet.comm.strategies.local import local_sgd
-from jaxnet.training.steps.layout import make_layout
-from jaxnet.training.steps.replicas import Replicas, described, leaf_hash
-from jaxnet.training.steps.state import TrainState
+from jaxnet.comm.strategies import local_sgd
+from jaxnet.parallel.layout import make_layout
+from jaxnet.parallel.replicas import Replicas, described, leaf_hash
+from jaxnet.parallel.state import TrainState
 from support import poison
 from support.ranks import Ranks
 

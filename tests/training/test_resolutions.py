@@ -11,15 +11,15 @@ import pytest
 
 import train
 from jaxnet import comm
+from jaxnet.config.check import check_config
+from jaxnet.config.run import Checkpoints, Config, Log
 from jaxnet.data import Shard, Synthetic, placed, train_batches
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
-from jaxnet.training.config import Checkpoints, Config, Log
-from jaxnet.training.experiment import prepare
-from jaxnet.training.loss import Pixels
-from jaxnet.training.optimizer import Optimizer
-from jaxnet.training.settings.check import check_config
-from jaxnet.training.steps.resolutions import Phase, batches_in_phases, phases_of
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.classification import Pixels
+from jaxnet.training.prepare import prepare
+from jaxnet.training.resolutions import Phase, batches_in_phases, phases_of
 
 SOURCE = Synthetic((8, 8, 1), num_classes=2, num_train=64, num_test=16).load("train")
 PHASES = (Phase(0, 4), Phase(3, 6), Phase(3, 7), Phase(5, 8))

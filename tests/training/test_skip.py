@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnet.comm.strategies.local import local_sgd
-from jaxnet.training.steps.finite import NOT_FINITE, SKIPPED, non_finite, not_finite_names
-from jaxnet.training.steps.loss_scale import LossScale, first_scale
+from jaxnet.comm.strategies import local_sgd
+from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED, non_finite, not_finite_names
+from jaxnet.parallel.state import LossScale, first_scale
 from support import poison
 from support.checkpointing import assert_same_bits
 

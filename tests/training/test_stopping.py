@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from jaxnet.training.run.stopping import StopSignal
+from jaxnet.training.stopping import StopSignal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

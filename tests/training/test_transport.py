@@ -10,10 +10,10 @@ import train
 from configs import digits
 from jaxnet import comm
 from jaxnet.comm import STRATEGIES, named_strategy, takes_all_reduce
-from jaxnet.comm.mpi import all_reduce as by_ranks
+from jaxnet.comm import mpi as by_ranks
+from jaxnet.config.file import load_config
 from jaxnet.errors import InputError
-from jaxnet.training.experiment import prepare
-from jaxnet.training.settings.file import load_config
+from jaxnet.training.prepare import prepare
 from support.refusals import DIGITS, refused
 
 ABLE = ["per_leaf", "flat", "caffe2", "ddp", "horovod", "mg_wfbp", "hierarchical", "fp16"]

@@ -6,18 +6,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxnet.training.run.alarm import Alarm
-from jaxnet.training.run.heartbeat import named_missing
-from jaxnet.training.watchdog import Watchdog
+from jaxnet.training.watchdog import Watchdog, WatchdogLimits, named_missing
 
 
 def seconds(monkeypatch, *times):
     clock = iter(times)
-    monkeypatch.setattr("jaxnet.training.run.alarm.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("jaxnet.training.watchdog.time.monotonic", lambda: next(clock))
 
 
 def test_the_limit_is_a_multiple_of_the_median_of_steps_without_what_came_between(monkeypatch):
-    alarm = Alarm(Watchdog(factor=3, floor_seconds=2, other_seconds=50))
+    alarm = Watchdog(WatchdogLimits(factor=3, floor_seconds=2, other_seconds=50))
     assert alarm._stand == ("start-up", 0, 50)
     seconds(monkeypatch, *range(10), 10, 110, 111)
     for step in range(5):
@@ -36,7 +34,7 @@ def test_the_limit_is_a_multiple_of_the_median_of_steps_without_what_came_betwee
 
 
 def test_the_limit_is_at_least_the_floor(monkeypatch):
-    alarm = Alarm(Watchdog(factor=3, floor_seconds=20))
+    alarm = Watchdog(WatchdogLimits(factor=3, floor_seconds=20))
     seconds(monkeypatch, *range(10))
     for step in range(10):
         alarm.stepped(step)
@@ -45,7 +43,7 @@ def test_the_limit_is_at_least_the_floor(monkeypatch):
 
 def test_steps_are_noted_once_they_are_done():
     noted = []
-    alarm = Alarm(Watchdog(), noted.append)
+    alarm = Watchdog(WatchdogLimits(), noted.append)
     for step in range(21, 26):
         alarm.stepped(step)
     alarm.ended(25)
@@ -54,12 +52,12 @@ def test_steps_are_noted_once_they_are_done():
 
 def test_no_step_no_note():
     noted = []
-    Alarm(Watchdog(), noted.append).ended(60)
+    Watchdog(WatchdogLimits(), noted.append).ended(60)
     assert noted == []
 
 
 def test_jax_compiles_where_the_watchdog_looks():
-    alarm, found = Alarm(Watchdog()), []
+    alarm, found = Watchdog(WatchdogLimits()), []
     sys.setprofile(lambda *_: found.append(alarm._is_compiling()))
     try:
         jax.jit(lambda x: x * 3 + 1)(jnp.ones(3))

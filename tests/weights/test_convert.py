@@ -13,10 +13,8 @@ from jax import lax
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.weights import Target, convert, target_of
-from jaxnet.weights.convert import converted, torch_shape
-from jaxnet.weights.names import tensor_name
-from jaxnet.weights.report import Misfit
-from jaxnet.weights.variables_file import About, write_variables
+from jaxnet.weights.convert import Misfit, converted, tensor_name, torch_shape
+from jaxnet.weights.files import WeightsMetadata, write_variables
 
 IMAGE = (6, 5, 4)  # height, width and channels differ, so that no two are confused
 
@@ -129,7 +127,7 @@ def test_a_file_of_weights_has_the_mode_of_any_other(tmp_path, mask, mode):
         write_variables(
             tmp_path / "a.safetensors",
             {"w": np.zeros(2, np.float32)},
-            About("cnn", 10, "torchvision", "a.pth", "0" * 64),
+            WeightsMetadata("cnn", 10, "torchvision", "a.pth", "0" * 64),
         )
     finally:
         os.umask(before)

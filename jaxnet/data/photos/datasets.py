@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxnet.data.examples import open_examples
-from jaxnet.data.photos.decoding import best_decoder
-from jaxnet.data.photos.pillow import Damaged, quiet_pillow
-from jaxnet.data.photos.records import PhotoRecords
-from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
+from jaxnet.data.photos.decoding import DamagedImage, best_decoder, quiet_pillow
+from jaxnet.data.photos.source import EvaluationPhotos, PhotoRecords, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.data.source import Source, require_split
-from jaxnet.data.tfds import data_directory, find_builder, require_prepared
+from jaxnet.data.tfds import data_directory, find_builder, open_examples, require_prepared
 from jaxnet.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -129,7 +126,7 @@ def _checked(source: EvaluationPhotos | TrainingPhotos) -> Source:
     """Find files that are missing or cut short now, and not in training."""
     try:
         source.records.read(0)
-    except Damaged as error:
+    except DamagedImage as error:
         raise InputError(
             f"{source.records.origin} is damaged: {error}. Remove its directory and prepare it again"
         ) from error

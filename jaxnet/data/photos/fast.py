@@ -10,7 +10,7 @@ import numpy as np
 import simplejpeg
 
 from jaxnet.data.photos.crops import Choose
-from jaxnet.data.photos.pillow import pillow_decode, shrink_by
+from jaxnet.data.photos.decoding import pillow_decode, shrink_by
 
 cv2.setNumThreads(1)  # the threads are ours, and each has an image of its own
 

@@ -8,11 +8,10 @@ from random import Random
 import numpy as np
 from PIL import Image
 
-from jaxnet.data.modes import to_mode
 from jaxnet.data.photos.crops import Box, centre_box, random_box, short_side
-from jaxnet.data.photos.decoding import best_decoder
+from jaxnet.data.photos.decoding import best_decoder, opened
 from jaxnet.data.photos.distort import ColourJitter, RandAugment
-from jaxnet.data.photos.pillow import opened
+from jaxnet.data.source import to_mode
 from jaxnet.errors import InputError
 
 

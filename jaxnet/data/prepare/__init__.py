@@ -5,8 +5,8 @@ images    which are damaged, which have to be converted        imagenet  all of 
 verify    reads a prepared data set back                       watch     what is told on the way
 """
 
-from jaxnet.data.prepare.finish import Prepared as Prepared
+from jaxnet.data.prepare.imagenet import Prepared as Prepared
 from jaxnet.data.prepare.imagenet import prepare_imagenet as prepare_imagenet
+from jaxnet.data.prepare.verify import PrepareListener as PrepareListener
 from jaxnet.data.prepare.verify import Verified as Verified
 from jaxnet.data.prepare.verify import verify as verify
-from jaxnet.data.prepare.watch import Watch as Watch

@@ -2,33 +2,156 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxnet.data.photos.pillow import quiet_pillow
-from jaxnet.data.prepare.finish import Prepared, finish, read_prepared, shard_names, summed
-from jaxnet.data.prepare.order import shuffled, split_into_shards
-from jaxnet.data.prepare.shards import Encode, Task, is_written, place, read_report, scratch, write_shard
+from jaxnet.data.photos.decoding import quiet_pillow
+from jaxnet.data.prepare.shards import (
+    Encode,
+    ShardReport,
+    ShardTask,
+    is_written,
+    place,
+    read_report,
+    scratch,
+    write_shard,
+)
 from jaxnet.data.prepare.tars import TRAIN, VALIDATION, fingerprint, index_train, index_validation
-from jaxnet.data.prepare.watch import Watch
+from jaxnet.data.prepare.verify import PrepareListener
 from jaxnet.data.tfds import data_directory, find_builder, is_prepared
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
+# ---- Which image stands in which shard: as TFDS itself orders and divides them, so the result is the same as its own
+
+
+def shuffled(entries: np.ndarray, split: str) -> np.ndarray:
+    """Return the images in TFDS's order: that of the MD5 digest of the split's name and the image's."""
+    salt = hashlib.md5(split.encode())
+    digests = bytearray()
+    for name in entries["name"].tolist():
+        digest = salt.copy()
+        digest.update(name)
+        digests += digest.digest()
+    high, low = np.frombuffer(digests, ">u8").reshape(-1, 2).T
+    return entries[np.lexsort((low, high))]
+
+
+def split_into_shards(entries: np.ndarray, num_shards: int | None = None) -> list[np.ndarray]:
+    """Divide the images into as many shards as TFDS does for so many bytes, or into `num_shards`."""
+    from tensorflow_datasets.core.utils.shard_utils import ShardConfig, get_shard_boundaries
+
+    size, count = int(entries["size"].sum()), len(entries)
+    shards = ShardConfig(num_shards=num_shards).get_number_shards(size, count)
+    return np.split(entries, get_shard_boundaries(count, shards)[:-1])
+
+
+# ---- The end of a preparation: TFDS's description beside the shards, then the whole directory gets its name
+
+
+_SUMMARY = "preparation.json"
+
+
+class Prepared(NamedTuple):
+    """A data set that is ready.
+
+    Attributes:
+        directory: where it is.
+        examples: of each split.
+        damaged: images left out because they cannot be decoded, and why.
+        converted: images that were not RGB or grey JPEGs, and what they were.
+    """
+
+    directory: Path
+    examples: dict[str, int]
+    damaged: dict[str, str]
+    converted: dict[str, str]
+
+
+def summed(directory: Path, reports: dict[str, list[ShardReport]]) -> Prepared:
+    """Put the reports of all shards of all splits together."""
+    every = [report for split in reports.values() for report in split]
+    return Prepared(
+        directory,
+        {split: sum(report.examples for report in several) for split, several in reports.items()},
+        dict(sorted(item for report in every for item in report.damaged.items())),
+        dict(sorted(item for report in every for item in report.converted.items())),
+    )
+
+
+def read_prepared(info: tfds.core.DatasetInfo) -> Prepared:
+    """Describe a data set that is ready, whoever has prepared it."""
+    directory = Path(info.data_dir)
+    path = directory / _SUMMARY
+    found = json.loads(path.read_text()) if path.exists() else {"damaged": {}, "converted": {}}
+    return Prepared(directory, {name: split.num_examples for name, split in info.splits.items()}, **found)
+
+
+def finish(info: tfds.core.DatasetInfo, work: Path, reports: dict[str, list[ShardReport]]) -> Prepared:
+    """Describe the shards in `work/shards`, and give that directory its final name.
+
+    Several processes may do it at the same time: each file is put in its place whole, and all write the same.
+    """
+    prepared = summed(Path(info.data_dir), reports)
+    with tempfile.TemporaryDirectory(dir=work / "scratch") as own:
+        _describe(info, Path(own), reports)
+        summary = {"damaged": prepared.damaged, "converted": prepared.converted}
+        Path(own, _SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+        for path in sorted(Path(own).iterdir()):
+            place(path, work / "shards" / path.name)
+    prepared.directory.parent.mkdir(parents=True, exist_ok=True)
+    (work / "shards").rename(prepared.directory)
+    shutil.rmtree(work, ignore_errors=True)
+    return prepared
+
+
+def shard_names(info: tfds.core.DatasetInfo, split: str, count: int) -> list[str]:
+    """Return how TFDS calls the files of a split."""
+    template = _template(info, split)
+    return [Path(template.sharded_filepath(shard_index=i, num_shards=count)).name for i in range(count)]
+
+
+def _describe(info: tfds.core.DatasetInfo, directory: Path, reports: dict[str, list[ShardReport]]) -> None:
+    import tensorflow_datasets as tfds
+
+    splits = [
+        tfds.core.SplitInfo(
+            name=split,
+            shard_lengths=[report.examples for report in several],
+            num_bytes=sum(report.bytes for report in several),
+            filename_template=_template(info, split),
+        )
+        for split, several in reports.items()
+    ]
+    info.set_splits(tfds.core.splits.SplitDict(splits))
+    info.write_to_directory(directory)
+
+
+def _template(info: tfds.core.DatasetInfo, split: str) -> tfds.core.ShardedFileTemplate:
+    import tensorflow_datasets as tfds
+
+    return tfds.core.ShardedFileTemplate(
+        dataset_name=info.name, data_dir=info.data_dir, split=split, filetype_suffix="array_record"
+    )
+
+
 _NAME = "imagenet2012"
 _EXAMPLES = {"train": 1_281_167, "validation": 50_000}
 _CLASS_SIZES = range(732, 1301)  # of the training split
 _NAMED = 10  # damaged images that an error names
-Tasks = dict[str, list[Task]]  # of each split, in order
+Tasks = dict[str, list[ShardTask]]  # of each split, in order
 
 
 def prepare_imagenet(
@@ -38,14 +161,14 @@ def prepare_imagenet(
     allow_partial: bool = False,
     num_shards: int | None = None,
     threads: int | None = None,
-    watch: Watch | None = None,
+    watch: PrepareListener | None = None,
 ) -> Prepared:
     """Write ImageNet as TFDS does: the same examples in the same order in the same shards.
 
     Started again after it was ended, even by force, it goes on with the shards that are missing; the result is
     the same byte for byte. Any number of processes, on any hosts that share the directories, may do this at the
     same time and so share the work. Every image is decoded. The 22 CMYK images and the PNG of ImageNet become RGB
-    JPEGs, see `jaxnet.data.prepare.images`; the official archives hold no damaged image. The test split, which
+    JPEGs, see `jaxnet.data.prepare.shards`; the official archives hold no damaged image. The test split, which
     has no labels, is left out.
 
     Args:
@@ -61,7 +184,7 @@ def prepare_imagenet(
         InputError: an archive is not there, not the official one, or not whole; images are damaged; it cannot be
             written; the message says how to mend it.
     """
-    watch, root = watch or Watch(), data_directory(data_dir)
+    watch, root = watch or PrepareListener(), data_directory(data_dir)
     if is_prepared(builder := find_builder(_NAME, root)):
         done = read_prepared(builder.info)
         _require_whole(done, allow_partial)
@@ -89,7 +212,7 @@ def prepare_imagenet(
         raise InputError(f"ImageNet cannot be prepared in {root}: {error}. Mend that and start again") from error
 
 
-def _workplace(root: Path, archives: dict[str, Path], num_shards: int | None, watch: Watch) -> Path:
+def _workplace(root: Path, archives: dict[str, Path], num_shards: int | None, watch: PrepareListener) -> Path:
     """Make the directory in which these archives are worked on; one that was left by others is pointed out."""
     work = root / f"incomplete.{_NAME}-{fingerprint(list(archives.values()), num_shards)}"
     for other in sorted(set(root.glob(f"incomplete.{_NAME}-*")) - {work}):
@@ -111,7 +234,9 @@ def _info(root: Path) -> tfds.core.DatasetInfo:
     return tfds.builder(_NAME, data_dir=root, file_format="array_record").info
 
 
-def _index(archives: dict[str, Path], info: tfds.core.DatasetInfo, work: Path, watch: Watch) -> dict[str, np.ndarray]:
+def _index(
+    archives: dict[str, Path], info: tfds.core.DatasetInfo, work: Path, watch: PrepareListener
+) -> dict[str, np.ndarray]:
     """Find the images of each split; what was found once is read from `work/index`."""
     import tensorflow_datasets as tfds
 
@@ -126,7 +251,7 @@ def _index(archives: dict[str, Path], info: tfds.core.DatasetInfo, work: Path, w
     }
 
 
-def _kept(work: Path, split: str, find: Callable[[], np.ndarray], watch: Watch) -> np.ndarray:
+def _kept(work: Path, split: str, find: Callable[[], np.ndarray], watch: PrepareListener) -> np.ndarray:
     path = work / "index" / f"{split}.npy"
     if not path.exists():
         watch.begin(f"finding {split} images", _EXAMPLES[split])
@@ -167,11 +292,11 @@ def _tasks(
     for split in _EXAMPLES:
         pieces = split_into_shards(entries[split], num_shards)
         names = shard_names(info, split, len(pieces))
-        tasks[split] = [Task(name, archives[split], piece) for name, piece in zip(names, pieces, strict=True)]
+        tasks[split] = [ShardTask(name, archives[split], piece) for name, piece in zip(names, pieces, strict=True)]
     return tasks
 
 
-def _write(tasks: Tasks, work: Path, encode: Encode, threads: int | None, watch: Watch) -> None:
+def _write(tasks: Tasks, work: Path, encode: Encode, threads: int | None, watch: PrepareListener) -> None:
     every = [task for several in tasks.values() for task in several]
     missing = [task for task in every if not is_written(work, task)]
     _require_space(work, sum(int(task.entries["size"].sum()) for task in missing))

@@ -6,6 +6,7 @@ whole, so any number of processes may write the same one, and may be killed at a
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -17,16 +18,51 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
-from jaxnet.data.photos.pillow import Damaged
-from jaxnet.data.prepare.images import Checked, check_image
+from jaxnet.data.photos.decoding import DamagedImage, opened
+from jaxnet.data.source import to_mode
 from jaxnet.errors import InputError
+
+# ---- One image of an archive: whether it is whole, and in the one form that every reader expects ------
+#
+# ImageNet calls all its files JPEG, but 22 are CMYK and one is a PNG. Those become RGB JPEGs of the best quality,
+# as TFDS makes of them; whatever is a grey or a colour JPEG stays as it is, byte for byte. Nothing here depends on
+# which decoders are installed, so the result is the same everywhere with one version of Pillow.
+
+
+_SMALLEST = 8  # libjpeg decodes at 1/8 in half the time; all of the data is read nevertheless
+
+
+class Checked(NamedTuple):
+    """An image that can be decoded: its file, and what it was converted from, if it was."""
+
+    data: bytes
+    was: str | None = None
+
+
+def check_image(data: bytes) -> Checked:
+    """Decode an image, and convert it if need be; Damaged if that fails."""
+    with opened(data) as picture:
+        if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
+            picture.draft(picture.mode, (max(1, picture.width // _SMALLEST), max(1, picture.height // _SMALLEST)))
+            picture.load()
+            return Checked(data)
+        was = f"{picture.mode} {picture.format}"
+        return Checked(_jpeg(to_mode(picture, "RGB")), was)
+
+
+def _jpeg(picture: Image.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=100, subsampling=0)
+    return file.getvalue()
+
 
 Encode = Callable[[bytes, int, str], bytes]  # an image's file, label and name, as a record
 _AT_ONCE = 128  # images in memory: some 14 MB of ImageNet's
 
 
-class Task(NamedTuple):
+class ShardTask(NamedTuple):
     """A shard to be written: its file's name, and which pieces of which archive it holds."""
 
     name: str
@@ -34,7 +70,7 @@ class Task(NamedTuple):
     entries: np.ndarray
 
 
-class Report(NamedTuple):
+class ShardReport(NamedTuple):
     """What is in a shard: how many records and bytes; which images were damaged or converted, and how."""
 
     examples: int
@@ -43,20 +79,20 @@ class Report(NamedTuple):
     converted: dict[str, str]
 
 
-def is_written(work: Path, task: Task) -> bool:
+def is_written(work: Path, task: ShardTask) -> bool:
     """Say whether a shard is there."""
     return (work / "shards" / task.name).exists()
 
 
 def write_shard(
-    task: Task, work: Path, encode: Encode, pool: ThreadPoolExecutor, advance: Callable[[int], None]
+    task: ShardTask, work: Path, encode: Encode, pool: ThreadPoolExecutor, advance: Callable[[int], None]
 ) -> None:
     """Write `work/shards/NAME`, and before it `work/reports/NAME`; a damaged image is left out and reported."""
-    report = Report(0, 0, {}, {})
+    report = ShardReport(0, 0, {}, {})
     with _writing(task.name, work), scratch(work) as own:
         with _record_writer(own) as write:
             for name, label, image in _images(task, pool):
-                if isinstance(image, Damaged):
+                if isinstance(image, DamagedImage):
                     report.damaged[name] = str(image)
                 else:
                     if image.was:
@@ -72,9 +108,9 @@ def write_shard(
         place(own, work / "shards" / task.name)
 
 
-def read_report(work: Path, task: Task) -> Report:
+def read_report(work: Path, task: ShardTask) -> ShardReport:
     """Return the report of a shard that is written."""
-    return Report(**json.loads((work / "reports" / task.name).read_text()))
+    return ShardReport(**json.loads((work / "reports" / task.name).read_text()))
 
 
 @contextmanager
@@ -94,17 +130,17 @@ def place(path: Path, target: Path) -> None:
     path.replace(target)
 
 
-def _images(task: Task, pool: ThreadPoolExecutor) -> Iterator[tuple[str, int, Checked | Damaged]]:
+def _images(task: ShardTask, pool: ThreadPoolExecutor) -> Iterator[tuple[str, int, Checked | DamagedImage]]:
     with task.archive.open("rb") as archive:
         number = archive.fileno()
 
-        def image(entry: np.void) -> Checked | Damaged:
+        def image(entry: np.void) -> Checked | DamagedImage:
             try:
                 data = os.pread(number, int(entry["size"]), int(entry["offset"]))
                 if len(data) < entry["size"]:
                     raise OSError(f"{task.archive} has become shorter")
                 return check_image(data)
-            except Damaged as error:
+            except DamagedImage as error:
                 return error
 
         for start in range(0, len(task.entries), _AT_ONCE):  # a pool would read the whole shard ahead

@@ -8,14 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxnet.data.examples import open_examples
-from jaxnet.data.photos.pillow import Damaged, opened, quiet_pillow
-from jaxnet.data.photos.records import file_name, read_example
-from jaxnet.data.prepare.watch import Watch
-from jaxnet.data.tfds import data_directory, find_builder, require_prepared
+from jaxnet.data.photos.decoding import DamagedImage, opened, quiet_pillow
+from jaxnet.data.photos.source import file_name, read_example
+from jaxnet.data.tfds import data_directory, find_builder, open_examples, require_prepared
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
+
+# ---- What long work tells whoever waits for it --------------------------------------------------------
+
+
+class PrepareListener:
+    """Told how far the work is; this one keeps it to itself."""
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """`what` has `total` images, and `done` of them are finished already; the last piece of work has ended."""
+
+    def advance(self, images: int) -> None:
+        """So many more are finished."""
+
+    def say(self, line: str) -> None:
+        """Something that one should know."""
+
 
 _CHUNK = 1024  # records handed to the threads at once
 
@@ -35,14 +49,14 @@ class Verified(NamedTuple):
 
 
 def verify(
-    name: str, data_dir: str | None = None, *, threads: int | None = None, watch: Watch | None = None
+    name: str, data_dir: str | None = None, *, threads: int | None = None, watch: PrepareListener | None = None
 ) -> Verified:
     """Read and decode every image of every split of a data set that TFDS has prepared, and look at its labels.
 
     Raises:
         InputError: it is not prepared, or not with random access.
     """
-    watch = watch or Watch()
+    watch = watch or PrepareListener()
     builder = find_builder(name, data_directory(data_dir))
     require_prepared(name, builder)
     quiet_pillow()
@@ -80,8 +94,8 @@ def _checker(builder: tfds.core.DatasetBuilder, split: str) -> Callable[[int], t
                     picture.load()
             for key, classes in labels.items():
                 if not 0 <= example[key] < classes:
-                    raise Damaged(f"{key} is {example[key]}, wanted 0 .. {classes - 1}")
-        except Damaged as error:
+                    raise DamagedImage(f"{key} is {example[key]}, wanted 0 .. {classes - 1}")
+        except DamagedImage as error:
             return f"{row}{name}", str(error)
         return None
 

@@ -1,1 +1,0 @@
-"""The kinds of `jaxnet launch`: each is a module with `add_kind`."""

@@ -1,1 +1,0 @@
-"""Sums of one message over mesh axes: XLA's own, and those made of permutes."""

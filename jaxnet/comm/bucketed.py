@@ -1,0 +1,197 @@
+"""Tree reducers: a pytree of gradients as a few messages, in an order and at a time of our choice."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, unpack
+from jaxnet.comm.guards import require_summable, require_varying, same_along, varying_axes
+from jaxnet.comm.order import Groups, in_place, reordered
+from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Plan, PyTree, Reducer
+
+
+def bucketed(
+    inner: Reducer,
+    bucket_bytes: int | None,
+    *,
+    first_bucket_bytes: int | None = None,
+    split: bool = True,
+    in_flight: int | None = None,
+) -> Reducer:
+    """Sum a pytree as buckets, each with `inner`. Arguments as for `plan_buckets`, and `in_flight`.
+
+    Law: for any `bucket_bytes` the result is that of `inner` on each leaf, up to the order of summation.
+    Each bucket depends on its own leaves alone, so it can travel as soon as backward has produced them
+    (PyTorch DDP, Li et al., VLDB 2020; Horovod's tensor fusion, Sergeev and Del Balso, 2018).
+
+    Args:
+        in_flight: a bucket starts only when the one that many places before it has been summed, which bounds how
+            many travel at once and gives all devices the same partial order (Caffe2: 4, later 16); None: no bound.
+            XLA:CPU runs the collectives of a program one at a time anyway, and 1 puts most of them last.
+
+    >>> from jaxnet.comm import MiB, all_reduce, scattered
+    >>> reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
+    >>> shapes = {"kernel": jax.ShapeDtypeStruct((30, 10), "float32"), "bias": jax.ShapeDtypeStruct((10,), "float32")}
+    >>> plan = reducer.plan(shapes, {"host": 2, "device": 4})
+    >>> [collective.kind for collective in plan.collectives]
+    ['reduce-scatter', 'all-reduce', 'all-gather']
+    >>> plan.buckets.buckets[0].padded
+    312
+    """
+
+    def layout(leaves: Sequence[Leaf], multiple: int) -> BucketPlan:
+        return plan_buckets(leaves, bucket_bytes, first_bucket_bytes=first_bucket_bytes, split=split, multiple=multiple)
+
+    return _laid_out(inner, layout, in_flight)
+
+
+def grouped(inner: Reducer, choose: Callable[[Sequence[int]], Groups]) -> Reducer:
+    """Sum a pytree as the groups of whole leaves that `choose` makes of the leaves' sizes in bytes.
+
+    Law: as `bucketed`.
+
+    Args:
+        choose: gives each message's leaves by their places, in the order in which messages are issued; see
+            `merge_by_cost`. A group of two dtypes becomes two messages.
+
+    >>> from jaxnet.comm import all_reduce
+    >>> reducer = grouped(all_reduce("host"), lambda sizes: [[0, 1], [2]])
+    >>> shapes = [jax.ShapeDtypeStruct((size,), "float32") for size in (10, 20, 40)]
+    >>> [collective.elements for collective in reducer.plan(shapes, {"host": 2}).collectives]
+    [30, 40]
+    """
+
+    def layout(leaves: Sequence[Leaf], multiple: int) -> BucketPlan:
+        sizes = [math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves]
+        return plan_groups(leaves, choose(sizes), multiple=multiple)
+
+    return _laid_out(inner, layout)
+
+
+def _laid_out(
+    inner: Reducer, layout: Callable[[Sequence[Leaf], int], BucketPlan], in_flight: int | None = None
+) -> Reducer:
+    """The tree reducer of `layout(leaves, multiple)`."""
+    if in_flight is not None and in_flight < 1:
+        raise ValueError(f"in_flight must be at least 1, got {in_flight}")
+
+    def lay_out(leaves: Sequence[Leaf], axis_sizes: AxisSizes) -> BucketPlan:
+        multiple = inner.plan(jax.ShapeDtypeStruct((0,), jnp.float32), axis_sizes).multiple
+        return layout(leaves, multiple)
+
+    def init_fn(shapes: PyTree, axis_sizes: AxisSizes) -> PyTree:
+        buckets = lay_out(jax.tree.leaves(shapes), axis_sizes).buckets
+        return tuple(inner.init(bucket.spec, axis_sizes) for bucket in buckets)
+
+    def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        leaves, tree = jax.tree.flatten(grads)
+        plan = plan_fn(leaves, BOUND_AXES)
+        _guard(grads, plan)
+        if not plan.collectives:
+            return jax.tree.unflatten(tree, apart(leaves)), state
+        buckets = lay_out(leaves, BOUND_AXES)
+        _require_state(state, buckets)
+        sums: list[jax.Array] = []
+        states = []
+        for index, message in enumerate(pack(buckets, leaves)):
+            if in_flight is not None and index >= in_flight:
+                message, _ = lax.optimization_barrier((message, sums[index - in_flight]))
+            with jax.named_scope(f"bucket_{index}"):
+                total, after = inner.reduce(message, state[index])
+            sums.append(total)
+            states.append(after)
+        return jax.tree.unflatten(tree, unpack(buckets, sums)), tuple(states)
+
+    def apart(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        """What does not travel is not packed: that would copy every gradient twice."""
+        each = plan_groups(leaves, [[place] for place in range(len(leaves))])
+        return unpack(each, [inner.reduce(flat, inner.init(flat, BOUND_AXES))[0] for flat in pack(each, leaves)])
+
+    def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
+        buckets = lay_out(jax.tree.leaves(shapes), axis_sizes)
+        plans = [inner.plan(bucket.spec, axis_sizes) for bucket in buckets.buckets]
+        return Plan(tuple(c for plan in plans for c in plan.collectives), buckets=buckets)
+
+    return Reducer(init_fn, reduce_fn, plan_fn, inner)
+
+
+def _guard(grads: PyTree, plan: Plan) -> None:
+    """Check each leaf by itself: packed beside one that varies, a leaf that does not would pass unseen."""
+    axes = tuple(dict.fromkeys(axis for collective in plan.collectives for axis in collective.axes))
+    for path, leaf in jax.tree.leaves_with_path(grads):
+        name = f"leaf {jax.tree_util.keystr(path)}"
+        require_summable(leaf, name)
+        require_varying(leaf, axes, name)
+
+
+def _require_state(state: PyTree, plan: BucketPlan) -> None:
+    """Raise ValueError unless there is a state for each message; `()`, for one, is not the state of no codec."""
+    got = f"{len(state)}" if isinstance(state, tuple | list) else f"a {type(state).__name__}"
+    if got != f"{len(plan.buckets)}":
+        raise ValueError(f"wanted a tuple of {len(plan.buckets)} states, one a message, got {got}. {FIRST_STATE}")
+
+
+def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
+    """Give the leaves to `inner` in another order: leaf `order[0]` first. The result's tree is unchanged.
+
+    Buckets are filled in the order of the leaves, so this decides which gradients travel together; see
+    `backward_order` for the order in which they become ready.
+    """
+
+    def permuted(tree: PyTree) -> list[jax.Array]:
+        return reordered(jax.tree.leaves(tree), order)
+
+    def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        sums, state = inner.reduce(permuted(grads), state)
+        return jax.tree.unflatten(jax.tree.structure(grads), in_place(sums, order)), state
+
+    return Reducer(
+        lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),
+        reduce_fn,
+        lambda shapes, axis_sizes: inner.plan(permuted(shapes), axis_sizes),
+        inner.message,
+    )
+
+
+def after(inner: Reducer) -> Reducer:
+    """Schedule: nothing travels before backward has produced every gradient (S-Caffe's SC-B).
+
+    See `during` for the other schedule.
+    `compiler_options` keeps the barrier from being compiled away. Where nothing travels, there is none.
+    """
+
+    def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        return inner.reduce(lax.optimization_barrier(grads) if _travels(inner, grads) else grads, state)
+
+    return inner._replace(reduce=reduce_fn)
+
+
+def during(inner: Reducer) -> Reducer:
+    """Schedule: a bucket travels as soon as backward has produced it (Caffe2, PyTorch DDP), in memory of its own.
+
+    Buckets depend on their own leaves alone, so it is the schedule of any bucketed reducer. But XLA gives the memory of
+    a gradient that is on its way to one that is computed later, which on CPU then waits until the first has
+    arrived, and nothing overlaps. So gradients are held until all sums are there, at the cost of as much memory as
+    they need, which is what PyTorch DDP's buckets cost. Where nothing travels, nothing is held.
+    """
+
+    def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        sums, state = inner.reduce(grads, state)
+        if not _travels(inner, grads):
+            return sums, state
+        held, _ = lax.optimization_barrier((sums, grads))
+        return jax.tree.map(_typed_as, held, sums), state
+
+    return inner._replace(reduce=reduce_fn)
+
+
+def _travels(reducer: Reducer, grads: PyTree) -> bool:
+    return bool(reducer.plan(grads, BOUND_AXES).collectives)
+
+
+def _typed_as(value: jax.Array, like: jax.Array) -> jax.Array:
+    """A barrier lends each result the type of what varies most; `value` varies no more than `like`, which it is."""
+    return same_along(value, varying_axes(value) - varying_axes(like))

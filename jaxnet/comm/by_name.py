@@ -1,0 +1,153 @@
+"""Strategies by name, with what can be set of them: `top_k`, `top_k:fraction=0.001`."""
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from jaxnet.comm.halves import AllReduce
+from jaxnet.comm.strategies import (
+    bf16,
+    blueconnect,
+    bmuf,
+    caffe2,
+    cntk_1bit,
+    ddp,
+    flat,
+    fp16,
+    halving_doubling,
+    hierarchical,
+    horovod,
+    int8,
+    local_sgd,
+    mg_wfbp,
+    mxnet_2bit,
+    parameter_server,
+    per_leaf,
+    post_local_sgd,
+    powersgd,
+    s_caffe_b,
+    s_caffe_hr,
+    s_caffe_ob,
+    s_caffe_obr,
+    top_k,
+    torus,
+    xla,
+    zero,
+)
+from jaxnet.comm.strategy import Strategy
+
+STRATEGIES: dict[str, Callable[..., Strategy]] = {
+    make.__name__: make
+    for make in (
+        *(xla, per_leaf, flat, caffe2, ddp, horovod, mg_wfbp),
+        *(hierarchical, blueconnect, torus, halving_doubling, parameter_server),
+        *(s_caffe_b, s_caffe_hr, s_caffe_ob, s_caffe_obr, zero),
+        *(fp16, bf16, int8, cntk_1bit, mxnet_2bit, top_k, powersgd),
+        *(local_sgd, post_local_sgd, bmuf),
+    )
+}
+
+
+_SCALARS = (bool, int, float, float | None)
+
+
+def named_strategy(name: str, bucket_bytes: int | None = None, all_reduce: AllReduce | None = None) -> Strategy:
+    """The strategy called `name`, with buckets of `bucket_bytes` instead of its own size.
+
+    Args:
+        name: one of `STRATEGIES`; `:key=value` behind it, any number, sets what else that function takes.
+        bucket_bytes: None: the strategy's own.
+        all_reduce: makes the sums across hosts, such as `mpi_all_reduce`; None: XLA's.
+
+    Raises:
+        ValueError: no such strategy (the nearest name is given), one that takes no such key or value, one without a
+            bucket size, or one that sums across hosts in another way than by an all-reduce.
+
+    >>> named_strategy("hierarchical", bucket_bytes=4 * 2**20).schedule
+    'during'
+    >>> named_strategy("local_sgd:every=16").averaging.every
+    16
+    """
+    base, settings = _parse(name)
+    if bucket_bytes is not None and not has_bucket_size(base):
+        raise ValueError(f"strategy {base!r} has no bucket size to set; leave bucket_bytes out")
+    if all_reduce is not None and not takes_all_reduce(base):
+        able = ", ".join(filter(takes_all_reduce, STRATEGIES))
+        raise ValueError(f"strategy {base!r} has no all-reduce across hosts that another could replace; {able} have")
+    given = {"bucket_bytes": bucket_bytes, "all_reduce": all_reduce}
+    arguments = settings | {key: value for key, value in given.items() if value is not None}
+    try:
+        return replace(STRATEGIES[base](**arguments), name=name)
+    except ValueError as error:
+        raise ValueError(f"strategy {name!r}: {error}") from error
+
+
+def has_bucket_size(name: str) -> bool:
+    """Whether the strategy called `name` takes `bucket_bytes`."""
+    return "bucket_bytes" in _parameters(_parse(name)[0])
+
+
+def takes_all_reduce(name: str) -> bool:
+    """Whether the strategy called `name` takes `all_reduce`: its stage across hosts is one, of any transport."""
+    return "all_reduce" in _parameters(_parse(name)[0])
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """What can be set of the strategy called `name`, with the values in force.
+
+    >>> settings_of("powersgd"), settings_of("powersgd:rank=4")
+    ({'rank': 2}, {'rank': 4})
+    """
+    base, given = _parse(name)
+    # The size of buckets is a key of its own.
+    found = _parameters(base).items()
+    return {
+        key: given.get(key, one.default) for key, one in found if one.annotation in _SCALARS and key != "bucket_bytes"
+    }
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(STRATEGIES[name]).parameters)
+
+
+def _parse(name: str) -> tuple[str, dict[str, Any]]:
+    """The strategy's own name, and its settings."""
+    base, *settings = name.split(":")
+    if base not in STRATEGIES:
+        near = difflib.get_close_matches(base, STRATEGIES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no strategy {base!r}; {hint}there are: {', '.join(STRATEGIES)}")
+    given: dict[str, Any] = {}
+    for key, value in (_setting(base, setting) for setting in settings):
+        if key in given:
+            raise ValueError(f"strategy {base!r}: {key} is set twice; set it once")
+        given[key] = value
+    return base, given
+
+
+def _setting(base: str, setting: str) -> tuple[str, Any]:
+    key, equals, text = setting.partition("=")
+    known = settings_of(base)
+    if not equals or key not in known:
+        there = ", ".join(f"{k}={v}" for k, v in known.items()) or "none"
+        raise ValueError(f"strategy {base!r} has no setting {setting!r}; wanted key=value of: {there}")
+    kind = _parameters(base)[key].annotation
+    try:
+        return key, _value(text, kind)
+    except ValueError:
+        wanted = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+        raise ValueError(f"strategy {base!r}: {key}={text}: wanted {wanted}") from None
+
+
+def _value(text: str, kind: Any) -> bool | int | float:
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    value = int(text) if kind is int else float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value

@@ -1,0 +1,156 @@
+"""A traced function cut into several programs, each of which ends with results that are wanted early.
+
+One program gives all its results when it ends. Cut where the gradients of a message are complete, each piece gives
+them while the next one computes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+PyTree = Any
+_Atom = Var | Literal
+
+
+@dataclass(frozen=True)
+class PieceProgram:
+    """One piece. Values have numbers: first the function's arguments, flat, then what the pieces give.
+
+    Attributes:
+        run: takes the values `reads`, gives the values `gives`; to be compiled with `jax.jit`.
+        reads: numbers of what it takes.
+        gives: numbers of what it gives.
+        drops: numbers of what is of no use after it: nothing later reads it, and no later group has it.
+        results: numbers of the results of its group.
+    """
+
+    run: Callable[..., Sequence[jax.Array]]
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+    drops: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A function as programs that run one after the other.
+
+    Attributes:
+        programs: one a group.
+        shapes: of all values, by number.
+    """
+
+    programs: tuple[PieceProgram, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def cut(
+    function: Callable[..., Sequence[jax.Array]], shapes: Sequence[PyTree], groups: Sequence[Sequence[int]]
+) -> Pieces:
+    """Cut `function(*args) -> results` so that piece i ends when all results of group i exist.
+
+    Law: the pieces, run in turn, compute what the function does.
+
+    An operation belongs to the first piece that needs it. So a piece computes nothing but what its group waits for:
+    of a layer's two products in backward, that of the weights comes before the one that goes further back, and the
+    mean over microbatches of one group before that of the next. What nobody needs is left out. A call of a compiled
+    function is one operation: a loss that is a `jax.jit` function as a whole makes one piece.
+
+    Args:
+        function: gives a flat sequence of arrays.
+        shapes: its arguments as `jax.ShapeDtypeStruct`.
+        groups: places of results, in the order in which they are wanted; each result in one group.
+
+    >>> import jax.numpy as jnp
+    >>> def two(x): y = jnp.sin(x); return [y, jnp.cos(y)]
+    >>> pieces = cut(two, [jax.ShapeDtypeStruct((2,), "float32")], [[0], [1]])
+    >>> [(program.reads, program.gives) for program in pieces.programs]
+    [((0,), (1,)), ((1,), (2,))]
+    """
+    closed = jax.make_jaxpr(lambda *args: list(function(*args)))(*shapes)
+    outputs = closed.jaxpr.outvars
+    if sorted(place for group in groups for place in group) != list(range(len(outputs))):
+        raise ValueError(f"groups must hold each of the {len(outputs)} results once, got {groups}")
+    wanted = [[outputs[place] for place in group] for group in groups]
+    return _numbered(closed, _by_need(closed.jaxpr.eqns, wanted), wanted)
+
+
+def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> list[list[JaxprEqn]]:
+    """For each group the operations that it needs and none before it does, in the function's order."""
+    maker = {var: place for place, eqn in enumerate(eqns) for var in eqn.outvars}
+    taken: set[int] = set()
+
+    def makers(atoms: Iterable[_Atom]) -> Iterator[int]:
+        return (maker[atom] for atom in atoms if isinstance(atom, Var) and atom in maker)
+
+    def take(places: Iterable[int]) -> list[JaxprEqn]:
+        found, waiting = [], list(places)
+        while waiting:
+            place = waiting.pop()
+            if place not in taken:
+                taken.add(place)
+                found.append(place)
+                waiting.extend(makers(eqns[place].invars))
+        return [eqns[place] for place in sorted(found)]
+
+    # What prints is needed by no result: the last piece has it.
+    prints = [place for place, eqn in enumerate(eqns) if eqn.effects]
+    ends = [list(makers(atoms)) for atoms in wanted]
+    return [take(places) for places in [*ends[:-1], ends[-1] + prints]]
+
+
+def _numbered(closed: ClosedJaxpr, pieces: Sequence[Sequence[JaxprEqn]], wanted: Sequence[Sequence[_Atom]]) -> Pieces:
+    """The programs of these operations, and the numbers of what passes between them."""
+    values: list[_Atom] = list(closed.jaxpr.invars)
+    number = {id(atom): place for place, atom in enumerate(values)}
+    needed = {id(atom) for atoms in (*_reads(pieces), *wanted) for atom in atoms}
+    constants = {id(var) for var in closed.jaxpr.constvars}
+    gives, results = [], []
+    for eqns, atoms in zip(pieces, wanted, strict=True):
+        made: list[_Atom] = [var for eqn in eqns for var in eqn.outvars if id(var) in needed]
+        made += [atom for atom in atoms if isinstance(atom, Literal) or id(atom) in constants]
+        number.update((id(atom), place) for place, atom in enumerate(made, len(values)))
+        gives.append(tuple(range(len(values), len(values) + len(made))))
+        results.append(tuple(number[id(atom)] for atom in atoms))
+        values += made
+    reads = [tuple(number[id(var)] for var in read if id(var) not in constants) for read in _reads(pieces)]
+    last = {value: place for place in range(len(pieces)) for use in (reads, gives, results) for value in use[place]}
+    programs = tuple(
+        PieceProgram(
+            run=_function(closed, eqns, [values[n] for n in reads[place]], [values[n] for n in gives[place]]),
+            reads=reads[place],
+            gives=gives[place],
+            drops=tuple(value for value, end in last.items() if end == place),
+            results=results[place],
+        )
+        for place, eqns in enumerate(pieces)
+    )
+    return Pieces(programs, tuple(_shape(atom) for atom in values))
+
+
+def _shape(atom: _Atom) -> jax.ShapeDtypeStruct:
+    aval = atom.aval
+    assert isinstance(aval, ShapedArray)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _reads(pieces: Sequence[Sequence[JaxprEqn]]) -> list[list[Var]]:
+    """What each piece reads and does not make."""
+    read = []
+    for eqns in pieces:
+        made = {var for eqn in eqns for var in eqn.outvars}
+        atoms = dict.fromkeys(atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, Literal))
+        read.append([var for var in atoms if var not in made])
+    return read
+
+
+def _function(
+    closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], reads: Sequence[_Atom], gives: Sequence[_Atom]
+) -> Callable[..., Sequence[jax.Array]]:
+    jaxpr = closed.jaxpr.replace(invars=reads, outvars=gives, eqns=eqns)
+    run: Callable[..., Sequence[jax.Array]] = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
+    return run

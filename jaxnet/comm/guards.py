@@ -1,0 +1,103 @@
+"""Which values differ between devices: the guard against summing a gradient twice.
+
+Under `jax.shard_map`, differentiating with respect to *replicated* parameters makes JAX insert the sum
+itself. A reducer on top multiplies by the number of devices, with no error. So parameters are cast to
+`varying` first, and a value that no longer varies over an axis is refused.
+"""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+# ---- Which values a reducer takes, by their dtype and their shape -------------------------------------
+
+
+def require_array(value: jax.Array | jax.ShapeDtypeStruct, name: str) -> None:
+    """Raise TypeError, which names the value, unless it is one array (or its shape): trees are for tree reducers."""
+    if not hasattr(value, "dtype"):
+        kind = type(value).__name__
+        raise TypeError(
+            f"{name} is a {kind}, and a bucket reducer takes one array of one dim; a tree is for bucketed(reducer, "
+            "bucket_bytes)"
+        )
+
+
+def require_divides(message: jax.Array | jax.ShapeDtypeStruct, reducer: str, count: int, what: str) -> None:
+    """Raise ValueError, which names the reducer, unless the message has one dim and divides by the `count` of `what`.
+
+    TypeError if it is not one array.
+    """
+    require_array(message, "the message")
+    if len(message.shape) != 1 or message.shape[0] % count:
+        raise ValueError(
+            f"{reducer} takes a message of one dim whose length divides by {count}, {what}; got shape "
+            f"{tuple(message.shape)}. Wrap it in bucketed(...), which flattens and pads."
+        )
+
+
+def require_floats(message: jax.Array) -> None:
+    """Raise TypeError unless a codec can take the message: real floating-point numbers."""
+    if not jnp.issubdtype(message.dtype, jnp.floating):
+        raise TypeError(f"a codec takes floating-point messages, got {message.dtype}; sum these with all_reduce(...)")
+
+
+def require_summable(value: jax.Array | jax.ShapeDtypeStruct, name: str) -> None:
+    """Raise TypeError, which names the value, if it is of bool: some collectives count these, and others take 'or'."""
+    if value.dtype == jnp.bool_:
+        raise TypeError(f"{name} is bool, of which there is no sum; count the devices with {name}.astype('int32')")
+
+
+def varying_axes(value: jax.Array) -> frozenset[str]:
+    """Mesh axes over which `value` may differ between devices, as its type says."""
+    return frozenset(jax.typeof(value).manual_axis_type.varying)
+
+
+def require_varying(value: jax.Array, axes: Iterable[str], name: str) -> None:
+    """Raise TypeError if `value` is already the same along one of `axes`: a sum would count it again.
+
+    And if it is not one array. Says nothing of what varies where JAX tracks no types: under `jax.pmap` and
+    `jax.shard_map(check_vma=False)`.
+    """
+    require_array(value, name)
+    varying = varying_axes(value)
+    summed = [axis for axis in axes if _is_tracked(axis) and axis not in varying]
+    if summed:
+        raise TypeError(
+            f"{name} is already the same on every device of mesh axis {summed[0]!r}: its gradient was summed by "
+            "differentiation, and reducing it again would multiply it by the size of the axis. Differentiate with "
+            f"respect to jax.lax.pcast(params, {tuple(axes)!r}, to='varying')."
+        )
+
+
+def _is_tracked(axis: str) -> bool:
+    return axis in varying_axes(lax.axis_index(axis))
+
+
+def same_along(value: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`value`, of which the caller knows that all devices along `axes` hold the same bits; moves nothing.
+
+    JAX knows that of the result of a psum, and cannot know it of an algorithm made of permutes. The laws of
+    the conformance suite hold whoever says so to his word (L3).
+    """
+    wanted = varying_axes(value) & frozenset(axes)
+    result: jax.Array = _same_along_p.bind(value, axes=tuple(sorted(wanted))) if wanted else value
+    return result
+
+
+_same_along_p = Primitive("same_along")
+
+
+@_same_along_p.def_abstract_eval
+def _(aval: ShapedArray, *, axes: tuple[str, ...]) -> ShapedArray:
+    kind = aval.manual_axis_type
+    return aval.update(manual_axis_type=kind.update(varying=kind.varying - frozenset(axes)))
+
+
+_same_along_p.def_impl(lambda value, *, axes: value)
+mlir.register_lowering(_same_along_p, lambda ctx, value, *, axes: [value])
+batching.defvectorized(_same_along_p)

@@ -1,1 +1,0 @@
-"""Sums across the ranks of mpirun."""

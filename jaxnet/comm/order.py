@@ -1,0 +1,144 @@
+"""The order in which the backward pass produces gradients, read from the traced program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from jaxnet.comm.buckets import require_cap
+from jaxnet.comm.reducer import PyTree
+
+
+def backward_order(gradient: Callable[..., PyTree], *shapes: PyTree) -> tuple[int, ...]:
+    """Indices of the leaves of `gradient(*shapes)`, first the one whose value is computed first.
+
+    A parameter tree is flattened by name, which is not the order of the layers; the traced program is. Leaves
+    that one operation produces together keep their reversed tree order, PyTorch DDP's guess.
+
+    Args:
+        gradient: a function that returns the gradient's pytree, such as `jax.grad(loss)`.
+        shapes: its arguments as `jax.ShapeDtypeStruct`.
+
+    >>> import jax.numpy as jnp
+    >>> def loss(p, x): return jnp.tanh(jnp.tanh(x @ p["b"]) @ p["a"]).sum()   # layer b, then layer a
+    >>> square, x = jax.ShapeDtypeStruct((3, 3), "float32"), jax.ShapeDtypeStruct((1, 3), "float32")
+    >>> backward_order(jax.grad(loss), {"a": square, "b": square}, x)
+    (0, 1)
+    """
+    jaxpr = jax.make_jaxpr(gradient)(*shapes).jaxpr
+    made_at = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
+    # Outputs that no operation makes are arguments or literals: ready from the start.
+    ready = [-1 if isinstance(var, Literal) else made_at.get(var, -1) for var in jaxpr.outvars]
+    return tuple(sorted(range(len(ready)), key=lambda leaf: (ready[leaf], -leaf)))
+
+
+def reordered(leaves: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The leaves, `leaves[order[0]]` first; ValueError unless `order` names each of them once.
+
+    >>> reordered("abc", (2, 0, 1))
+    ['c', 'a', 'b']
+    """
+    if sorted(order) != list(range(len(leaves))):
+        raise ValueError(f"order must be a permutation of the {len(leaves)} leaves, got {tuple(order)}")
+    return [leaves[index] for index in order]
+
+
+def in_place(ordered: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The leaves as they were: `in_place(reordered(leaves, order), order)` is `leaves`.
+
+    >>> in_place("cab", (2, 0, 1))
+    ['a', 'b', 'c']
+    """
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return [ordered[index] for index in back]
+
+
+# ---- Which consecutive gradients travel as one message: merging by cost, the idea of MG-WFBP ----------
+#
+# An all-reduce of n bytes takes `alpha + beta n`. Merging two saves an alpha; the price is that the gradient that
+# is ready first waits for the other. Pure Python, seconds and bytes.
+
+
+Groups = Sequence[Sequence[int]]
+
+
+def merge_by_cost(
+    ready_seconds: Sequence[float], sizes_bytes: Sequence[int], alpha: float, beta: float
+) -> tuple[tuple[int, ...], ...]:
+    """The consecutive groups of leaves whose last all-reduce ends first; indices of leaves, in order.
+
+    All-reduces share one link: each starts when its leaves are ready and the one before it is done. Exact, in
+    O(L^2): however the first i leaves are grouped, what follows only sees when they are done, and done earlier is
+    never worse; so the best grouping of the first j leaves is the best of some first i, and one group of the rest.
+    Of equally early ones it takes that with the larger last group.
+
+    The rule in the authors' program merges a gradient into the next one whenever the wait costs less than the alpha
+    saved (Shi, Chu and Li, arXiv 1811.11141 and 1912.09268, where it is called optimal). It is not: each wait is
+    short, but they add up while a large message could already travel. Ready at 0, 0.9 and 1.8, with alpha = beta = 1
+    and 10, 1 and 1 bytes, the rule merges all three and ends at 14.8.
+
+    Args:
+        ready_seconds: when backward has produced each leaf.
+        sizes_bytes: size of each leaf.
+        alpha: seconds that an all-reduce takes whatever its size.
+        beta: seconds for each byte of the message.
+
+    >>> merge_by_cost([0, 0.9, 1.8], [10, 1, 1], alpha=1, beta=1)
+    ((0,), (1, 2))
+    >>> finish_time(((0,), (1, 2)), [0, 0.9, 1.8], [10, 1, 1], alpha=1, beta=1)
+    14.0
+    """
+    if len(ready_seconds) != len(sizes_bytes):
+        raise ValueError(f"wanted a time for each of {len(sizes_bytes)} leaves, got {len(ready_seconds)}")
+    finish: list[float] = [0.0]
+    begins = [0]
+    for end in range(1, len(sizes_bytes) + 1):
+        best, best_begin, ready, size = float("inf"), 0, 0.0, 0
+        for begin in range(end - 1, -1, -1):
+            ready, size = max(ready, ready_seconds[begin]), size + sizes_bytes[begin]
+            done = max(finish[begin], ready) + (alpha + beta * size)
+            if done <= best:
+                best, best_begin = done, begin
+        finish.append(best)
+        begins.append(best_begin)
+    return _groups(begins)
+
+
+def _groups(begins: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """From where the last group of each prefix begins to the groups of the whole."""
+    groups, end = [], len(begins) - 1
+    while end:
+        groups.append(tuple(range(begins[end], end)))
+        end = begins[end]
+    return tuple(reversed(groups))
+
+
+def merge_up_to(most_bytes: int, sizes_bytes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Consecutive groups of whole leaves of at most `most_bytes`; a leaf that is larger goes alone.
+
+    >>> merge_up_to(10, [4, 4, 4, 20, 1])
+    ((0, 1), (2,), (3,), (4,))
+    """
+    require_cap(most_bytes)
+    groups: list[tuple[int, ...]] = []
+    room = 0
+    for leaf, size in enumerate(sizes_bytes):
+        if groups and size <= room:
+            groups[-1] += (leaf,)
+        else:
+            groups.append((leaf,))
+            room = most_bytes
+        room -= size
+    return tuple(groups)
+
+
+def finish_time(
+    groups: Groups, ready_seconds: Sequence[float], sizes_bytes: Sequence[int], alpha: float, beta: float
+) -> float:
+    """When the last all-reduce ends, in seconds. Arguments as for `merge_by_cost`."""
+    done = 0.0
+    for group in groups:
+        ready = max(ready_seconds[leaf] for leaf in group)
+        done = max(done, ready) + (alpha + beta * sum(sizes_bytes[leaf] for leaf in group))
+    return done

@@ -1,1 +1,0 @@
-"""A step as several programs, so that messages travel while others compute."""

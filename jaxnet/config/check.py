@@ -1,0 +1,420 @@
+"""Refuses a config that cannot run, naming the key, what was got and what was wanted."""
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+
+from jaxnet.comm import HOST, STRATEGIES, Strategy, mesh_size, named_strategy, takes_all_reduce
+from jaxnet.config.keys import is_group, key_values
+from jaxnet.config.run import Config
+from jaxnet.data import Source
+from jaxnet.errors import InputError
+from jaxnet.models import Model, Variables
+from jaxnet.optimizer import Optimizer
+from jaxnet.parallel.pieces import message_reducer
+from jaxnet.parallel.state import check_scale, needs_scale
+from jaxnet.parallel.step import Mode
+from jaxnet.tasks.mixing import Mixing
+
+# ---- Refuses values that no program and no system takes: too large whole numbers, and text that ends C's
+
+
+_MOST = 10**9  # programs count in int32
+_LARGER = ("seed", "_bytes")  # how keys end whose numbers no program counts to
+
+
+def check_limits(config: Any) -> None:
+    """Refuse an integer whose size is over 10^9, and text with a NUL character; alone or in a tuple."""
+    for key, value, _ in key_values(config):
+        for leaf in [] if is_group(value) else jax.tree.leaves(value):
+            if isinstance(leaf, int) and abs(leaf) > _MOST and not key.endswith(_LARGER):
+                shown = str(leaf) if abs(leaf) < 10**30 else f"an integer of {leaf.bit_length()} bits"
+                raise InputError(f"{key}={shown}: wanted {f'at most {_MOST}' if leaf > 0 else f'at least {-_MOST}'}")
+            if isinstance(leaf, str) and "\0" in leaf:
+                raise InputError(f"{key}={leaf!r:.60}: wanted text without NUL characters, which no file name has")
+
+
+# ---- Refuses a recipe whose parts do not go together, or says that it is a strange one ----------------
+
+
+def check_recipe(config: Config) -> None:
+    """Refuse a schedule, of the rate or of the images' size, that cannot be followed."""
+    optimizer = config.optimizer
+    if optimizer.warmup_steps and optimizer.warmup_epochs:
+        raise InputError(
+            f"optimizer.warmup_steps={optimizer.warmup_steps} and optimizer.warmup_epochs={optimizer.warmup_epochs}: "
+            "both say how long warm-up is; set one of them to 0"
+        )
+    _check_milestones(optimizer)
+    if config.resolutions:
+        _check_resolutions(config.resolutions)
+    for pattern, multiplier in optimizer.groups:
+        if multiplier < 0:
+            raise InputError(f"optimizer.groups: {pattern!r} has the multiplier {multiplier}: wanted at least 0")
+
+
+def recipe_warnings(
+    config: Config, image_shape: tuple[int, int, int], steps_per_epoch: float, total_steps: int
+) -> Iterator[str]:
+    """A line for each thing that was asked for and does nothing, or ruins the run; images are of this shape.
+
+    No reason to refuse: whether a program runs is tried with a few steps, and a config serves more than one data set.
+    """
+    if warning := endless_warmup(config, steps_per_epoch, total_steps):
+        yield warning
+    height, width, channels = config.pixels.shape(image_shape)
+    augmentation, mixing, profile = config.augmentation, config.mixing, config.profile
+    if profile.steps and profile.start >= total_steps:
+        yield f"profile.start={profile.start}: the run has {total_steps} steps, so nothing is traced; begin earlier"
+    for name in ("shift", "erase"):
+        if (size := getattr(augmentation, name)) >= min(height, width):
+            yield f"augmentation.{name}={size}: images of {height}x{width} may be left with nothing in them; give less"
+    if augmentation.saturation and channels == 1:
+        yield f"augmentation.saturation={augmentation.saturation:g}: grey images have none; leave it out"
+    if mixing.cutmix_share != Mixing().cutmix_share and not (mixing.mixup and mixing.cutmix):
+        yield f"mixing.cutmix_share={mixing.cutmix_share:g}: it counts where mixing.mixup and mixing.cutmix are both on"
+
+
+def endless_warmup(config: Config, steps_per_epoch: float, total_steps: int) -> str | None:
+    """The line that says that the rate never stops rising, as in a long recipe that was cut short; or None."""
+    given = config.optimizer
+    warmup = given.for_run(config.batch_size, steps_per_epoch).warmup_steps
+    if not warmup or warmup < total_steps:
+        return None
+    key = f"warmup_steps={given.warmup_steps}" if given.warmup_steps else f"warmup_epochs={given.warmup_epochs:g}"
+    return (
+        f"optimizer.{key}: warm-up takes {warmup} steps and the run {total_steps}, so the learning rate only rises and "
+        f"optimizer.schedule={given.schedule} never begins; shorten warm-up, or raise epochs"
+    )
+
+
+def _check_milestones(optimizer: Optimizer) -> None:
+    got = f"optimizer.milestones={optimizer.milestones}"
+    if (optimizer.schedule == "step") != bool(optimizer.milestones):
+        raise InputError(
+            f"{got} does not go with optimizer.schedule={optimizer.schedule}: schedule=step needs milestones, such as "
+            "0.333,0.667, and the others have none"
+        )
+    edges = (0.0, *optimizer.milestones, 1.0)
+    if any(before >= after for before, after in itertools.pairwise(edges)):
+        raise InputError(f"{got}: wanted parts of the run between 0 and 1, each larger than the one before")
+
+
+def _check_resolutions(resolutions: tuple[tuple[float, int], ...]) -> None:
+    starts, sizes = zip(*resolutions, strict=True)
+    edges = (*starts, 1.0)
+    if starts[0] != 0 or any(before >= after for before, after in itertools.pairwise(edges)) or min(sizes) < 1:
+        raise InputError(
+            f"resolutions={resolutions}: wanted (part of the run, size) from 0 on, each part larger than the one "
+            "before and below 1, such as 0:128,0.5:160"
+        )
+
+
+_MOST_STEPS = 2**31  # the step is an int32
+
+
+class _Rule(NamedTuple):
+    """What the values of some keys must be; a value of None is always allowed."""
+
+    keys: tuple[str, ...]
+    wanted: str
+    holds: Callable[[Any], bool]
+
+
+_RULES = (
+    _Rule(
+        ("epochs", "eval_every_epochs", "optimizer.learning_rate", "optimizer.trust_coefficient"),
+        "a number above 0",
+        lambda value: value > 0,
+    ),
+    _Rule(("optimizer.factor", "optimizer.power"), "a number above 0", lambda value: value > 0),
+    _Rule(("optimizer.reference_batch", "pixels.size"), "at least 1, or none", lambda value: value >= 1),
+    _Rule(("optimizer.warmup_epochs", "mixing.mixup", "mixing.cutmix"), "at least 0", lambda value: value >= 0),
+    _Rule(
+        (
+            *("augmentation.brightness", "augmentation.contrast", "augmentation.saturation"),
+            *("mixing.probability", "mixing.cutmix_share", "optimizer.warmup_from"),
+        ),
+        "0 to 1",
+        lambda value: 0 <= value <= 1,
+    ),
+    _Rule(("optimizer.clip_norm",), "a number above 0, or none", lambda value: value > 0),
+    _Rule(("batch_size", "eval_batch_size", "microbatches"), "at least 1", lambda value: value >= 1),
+    _Rule(
+        ("log.every_steps", "checkpoints.every_steps", "checkpoints.keep"),
+        "at least 1",
+        lambda value: value >= 1,
+    ),
+    _Rule(("ensemble.members",), "at least 1", lambda value: value >= 1),
+    _Rule(("guard.rollback_after",), "at least 1", lambda value: value >= 1),
+    _Rule(("guard.check_replicas_every",), "at least 1, or none", lambda value: value >= 1),
+    _Rule(("watchdog.factor",), "above 1, or none", lambda value: value > 1),
+    _Rule(("watchdog.floor_seconds", "watchdog.other_seconds"), "at least 1", lambda value: value >= 1),
+    _Rule(("guard.max_rollbacks",), "at least 0", lambda value: value >= 0),
+    _Rule(("optimizer.warmup_steps", "optimizer.weight_decay"), "at least 0", lambda value: value >= 0),
+    _Rule(
+        ("augmentation.shift", "augmentation.erase", "profile.start", "profile.steps"),
+        "at least 0",
+        lambda value: value >= 0,
+    ),
+    _Rule(("label_smoothing", "optimizer.momentum"), "at least 0 and below 1", lambda value: 0 <= value < 1),
+    _Rule(("average_decay",), "at least 0 and below 1, or none", lambda value: 0 <= value < 1),
+    # Who means megabytes would otherwise get a message for every few parameters, and wait for ever.
+    _Rule(("bucket_bytes",), "at least 1024 (these are bytes), or none", lambda value: value >= 1024),
+    # JAX takes the lower 32 bits of a larger seed without a word.
+    _Rule(("seed",), f"0 to {2**32 - 1}", lambda value: 0 <= value < 2**32),
+    _Rule(("pixels.mean", "pixels.std"), "one number or one a channel", lambda values: len(values) > 0),
+    _Rule(("pixels.std",), "numbers above 0", lambda values: min(values) > 0),
+    _Rule(("pixels.mean",), "numbers of 0 to 1, as pixels are", lambda values: 0 <= min(values) <= max(values) <= 1),
+)
+
+
+def check_config(config: Config) -> None:
+    """Refuse what cannot run on any mesh, with any data."""
+    check_limits(config)
+    for rule in _RULES:
+        for key in rule.keys:
+            value = operator.attrgetter(key)(config)
+            if value is not None and not rule.holds(value):
+                raise InputError(f"{key}={value}: wanted {rule.wanted}")
+    if not isinstance(config.model, nn.Module | Model):
+        raise InputError(
+            f"model is {_kind(config.model)}: wanted a Flax Linen module, or a Model such as "
+            "jaxnet.models.from_nnx makes"
+        )
+    if isinstance(config.data, type) or not callable(getattr(config.data, "load", None)):
+        raise InputError(f"data is {_kind(config.data)}: wanted a data set of jaxnet.data, such as Digits()")
+    if axes := getattr(config.model, "norm_axes", ()):
+        raise InputError(f"model.norm_axes={axes}: set batch_norm=local, host or global instead")
+    check_recipe(config)
+    strategy, mode = strategy_of(config)
+    check_ensemble(config, strategy, mode)
+    check_hybrid(config, strategy, mode)
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def strategy_of(config: Config) -> tuple[Strategy, Mode]:
+    """The strategy and the mode of the step that a config asks for; InputError if they do not go together."""
+    try:
+        strategy = named_strategy(config.strategy, config.bucket_bytes)
+        if config.transport == "mpi":
+            _check_mpi(config)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    ours: Mode = "jit" if strategy.reducer is None else "shard_map"
+    mode: Mode = ours if config.mode == "auto" else config.mode
+    if (mode == "jit") != (ours == "jit"):
+        raise InputError(
+            f"mode={config.mode} does not go with strategy={config.strategy}: mode=jit goes with strategy=xla "
+            "alone, where XLA reduces the gradients; leave mode=auto"
+        )
+    if mode == "pmap" and strategy.schedule == "deferred":
+        raise InputError(
+            f"mode=pmap does not go with strategy={config.strategy}, which carries the state in parts; use "
+            "mode=shard_map, which does the same on any mesh"
+        )
+    if mode in ("pmap", "pieces") and strategy.schedule == "local":
+        raise InputError(
+            f"mode={mode} does not go with strategy={config.strategy}, which gives each device parameters of its own; "
+            "use mode=shard_map"
+        )
+    if mode == "pieces":
+        _check_pieces(config, strategy)
+    check_scale(config.model, config.guard.skip, config.strategy, strategy.schedule)
+    if ours == "jit" and config.batch_norm == "host":
+        raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")
+    return strategy, mode
+
+
+def _check_pieces(config: Config, strategy: Strategy) -> None:
+    """What computes in mode 'pieces' is a program of one device: refuse what sums elsewhere than in messages."""
+    try:
+        message_reducer(strategy)
+    except ValueError:
+        raise InputError(
+            f"mode=pieces does not go with strategy={config.strategy}, which does not sum message by message; "
+            "use mode=shard_map"
+        ) from None
+    if config.batch_norm != "local":
+        raise InputError(
+            f"batch_norm={config.batch_norm} does not go with mode=pieces, where a device knows its own batch alone; "
+            "set batch_norm=local or mode=shard_map"
+        )
+
+
+def _check_mpi(config: Config) -> None:
+    """With MPI the mesh has the devices of one rank alone: refuse what sums over the mesh by itself."""
+    if not takes_all_reduce(config.strategy):
+        able = ", ".join(filter(takes_all_reduce, STRATEGIES))
+        raise InputError(
+            f"strategy={config.strategy} does not go with transport=mpi, which carries an all-reduce across hosts and "
+            f"nothing else; these strategies have one: {able}"
+        )
+    if config.mode not in ("auto", "shard_map"):
+        raise InputError(
+            f"mode={config.mode} does not go with transport=mpi, which takes mode=shard_map; leave mode=auto"
+        )
+    if config.batch_norm == "global":
+        raise InputError(
+            "batch_norm=global does not go with transport=mpi: the statistics would be those of one rank; set "
+            "batch_norm=host, which is the batch of a rank, or local"
+        )
+    if config.hosts not in (None, 1):
+        raise InputError(
+            f"hosts={config.hosts} does not go with transport=mpi, where each rank is a host; leave it out"
+        )
+
+
+def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> None:
+    """Refuse what cannot run on this mesh, or on as many as there are ranks of MPI, with this data."""
+    devices = mesh_size(mesh) * ranks
+    parts = "" if config.microbatches == 1 else f" and {config.microbatches} microbatches"
+    pairs, mixed = (2, ", each with an even number of examples to mix") if config.mixing.on else (1, "")
+    share = devices * config.microbatches * pairs
+    _check_multiple("batch_size", config.batch_size, share, f"{devices} devices{parts}{mixed}")
+    _check_multiple("eval_batch_size", config.eval_batch_size, devices, f"{devices} devices")
+    if config.mode == "pmap" and (mesh.shape[HOST] > 1 or jax.process_count() > 1):
+        raise InputError(
+            f"mode=pmap runs in one process, on a mesh of one host, but hosts={mesh.shape[HOST]}; "
+            "use mode=shard_map, which does the same on any mesh"
+        )
+    if config.mode == "pieces" and len(mesh.local_devices) != 1:
+        raise InputError(
+            f"mode=pieces takes one device a process, and this one has {len(mesh.local_devices)}; start a process for "
+            "each device, or use mode=shard_map"
+        )
+    steps = config.epochs * source.num_examples / config.batch_size
+    if steps >= _MOST_STEPS:
+        raise InputError(f"epochs={config.epochs}: makes {steps:.3g} steps; wanted below {_MOST_STEPS}")
+    warmup = config.optimizer.warmup_epochs * source.num_examples / config.batch_size
+    if warmup >= _MOST_STEPS / 2:
+        raise InputError(
+            f"optimizer.warmup_epochs={config.optimizer.warmup_epochs}: makes {warmup:.3g} steps; "
+            f"wanted below {_MOST_STEPS // 2}"
+        )
+    channels = source.image_shape[-1]
+    for key, values in (("pixels.mean", config.pixels.mean), ("pixels.std", config.pixels.std)):
+        if len(values) not in (1, channels):
+            raise InputError(
+                f"{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
+            )
+
+
+def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
+    if value % share:
+        nearest = max(1, round(value / share)) * share
+        raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
+
+
+def check_model(config: Config, model: Model, variables: Variables, source: Source) -> None:
+    """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for."""
+    logits = _logits(model, variables, config.pixels.shape(source.image_shape))
+    if len(logits.shape) != 2 or logits.shape[1] < source.num_classes:
+        width = (
+            "set model.num_classes=" if hasattr(config.model, "num_classes") else "make the width of its last layer "
+        )
+        raise InputError(
+            f"the model's logits for one image have the shape {logits.shape}, but the data set has "
+            f"{source.num_classes} classes; {width}{source.num_classes}"
+        )
+    shared = config.batch_norm != "local" and strategy_of(config)[1] != "jit"
+    if shared and jax.tree.leaves(variables.stats) and not hasattr(config.model, "norm_axes"):
+        raise InputError(
+            f"batch_norm={config.batch_norm}: the model has no field norm_axes that would tell its BatchNorm; give "
+            "it one, as jaxnet.models.CNN has, or set batch_norm=local"
+        )
+
+
+def check_test_images(config: Config, model: Model, variables: Variables, source: Source, tests: Source) -> None:
+    """Refuse test images that a network with variables of these shapes, those of training images, cannot take."""
+    trained, tested = (config.pixels.shape(split.image_shape) for split in (source, tests))
+    if tested == trained:
+        return
+    try:
+        _logits(model, variables, tested)
+    except Exception as error:  # whatever the network has against the images
+        sizes = [getattr(config.data, key, None) for key in ("size", "test_size")]
+        keys, cure = f"data.size={sizes[0]} and data.test_size={sizes[1]}: ", "set both to one size"
+        if None in sizes:
+            keys, cure = "", "give them one shape, as pixels.size=N does"
+        shapes = ["x".join(map(str, shape)) for shape in (trained, tested)]
+        raise InputError(
+            f"{keys}the network learns from images of {shapes[0]} and does not take test images of {shapes[1]}; "
+            f"{cure}, or take a network that averages over all places before its dense layers, such as ResNet"
+        ) from error
+
+
+def _logits(model: Model, variables: Variables, image_shape: tuple[int, ...]) -> Any:
+    """The shape of what an evaluation gives for one image; nothing is computed."""
+    image = jax.ShapeDtypeStruct((1, *image_shape), "float32")
+    evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
+    return jax.eval_shape(evaluate, *variables, image)
+
+
+# ---- Refuses an ensemble that could not be trained as its members would be by themselves --------------
+
+
+_WAYS = ("shard_map", "jit")
+
+
+def check_ensemble(config: Config, strategy: Strategy, mode: str) -> None:
+    """Refuse what does not go with several members, or with so many."""
+    ensemble = config.ensemble
+    for key in ("learning_rates", "weight_decays"):
+        values: tuple[float, ...] = getattr(ensemble, key)
+        if values and (len(values) != ensemble.members or min(values) < 0):
+            raise InputError(
+                f"ensemble.{key}={values}: wanted one a member, of which there are {ensemble.members} "
+                "(ensemble.members), each at least 0; or leave it empty"
+            )
+    if not ensemble.on:
+        return
+    got = _not_of_members(config, strategy, mode)
+    if got is not None:
+        raise InputError(
+            f"{got} does not go with ensemble.members={ensemble.members}: an ensemble takes mode=shard_map or jit, "
+            "transport=xla, float32 or bfloat16, and a strategy that sums gradients in every step other than powersgd"
+        )
+    if config.seed + ensemble.members > 2**32:
+        raise InputError(
+            f"seed={config.seed}: {ensemble.members} members have this and the next ones; wanted at most "
+            f"{2**32 - ensemble.members}"
+        )
+
+
+def _not_of_members(config: Config, strategy: Strategy, mode: str) -> str | None:
+    """What stands against several members, as a person has written it."""
+    if mode not in _WAYS:
+        return f"mode={mode}"
+    if config.transport != "xla":
+        return f"transport={config.transport}"
+    # A matrix of PowerSGD would be all members' kernels, one below the other, with one low rank for all.
+    if strategy.averaging is not None or strategy.name == "powersgd":
+        return f"strategy={config.strategy}"
+    if needs_scale(config.model):  # one scale for all would tie the members to each other
+        return "model.dtype=float16"
+    return None
+
+
+def check_hybrid(config: Config, strategy: Strategy, mode: str) -> None:
+    """Refuse what does not hold one whole state, or one program with its collectives, for cut layers to be part of."""
+    if not config.shard_dense:
+        return
+    if mode != "shard_map" or strategy.schedule not in ("during", "after") or not strategy.exact:
+        able = "a strategy that sums gradients exactly in every step, such as hierarchical, and mode=shard_map"
+        raise InputError(
+            f"shard_dense={','.join(config.shard_dense)} does not go with strategy={config.strategy}, mode={mode}; "
+            f"use {able}"
+        )
+    if config.transport == "mpi":
+        raise InputError("shard_dense does not go with transport=mpi; leave transport=xla")
+    if config.ensemble.on:
+        raise InputError("shard_dense does not go with ensemble.members; train the members one by one")

@@ -1,0 +1,128 @@
+"""From `configs/NAME.py` and `key.path=value` to a Config."""
+
+import dataclasses
+import difflib
+import importlib.util
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxnet.config.check import check_config
+from jaxnet.config.keys import all_keys, conforms, describe, field_types, is_group, key_values, parse_value
+from jaxnet.config.run import Config
+from jaxnet.errors import InputError
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The Config that `get_config()` of a Python file returns, with `key.path=value` overrides.
+
+    A config is a Python program: load only files that you would run.
+
+    Raises:
+        InputError: no such file, no such function, an error in it, an unknown key, a value of a wrong type or
+            out of range.
+    """
+    path = Path(path)
+    config = _run(path)
+    if not isinstance(config, Config):
+        raise InputError(f"config {path}: get_config() returned {config!r:.60}, wanted a Config of jaxnet.training")
+    for key, value, kind in key_values(config):
+        if not conforms(value, kind):
+            raise InputError(f"config {path}: {key} is {value!r:.60}, wanted {describe(kind)}")
+    for override in overrides:
+        config = apply_override(config, override)
+    check_config(config)
+    return config
+
+
+def _run(path: Path) -> Any:
+    try:
+        return _module(path).get_config()
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+        where = f"config {path}, line {lines[-1]}" if lines else f"config {path}"
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: {what}") from error
+
+
+def _module(path: Path) -> types.ModuleType:
+    if not path.is_file():
+        raise InputError(_no_such_file(path))
+    name = f"config_{path.stem}"  # not its own: a config called json.py would stand in for the module
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
+    if spec is None or spec.loader is None:
+        raise InputError("this is not a Python file: wanted a .py file with get_config()")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where the types of its classes are looked up by name
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise InputError("there is no function get_config(): wanted one that returns a Config")
+    return module
+
+
+def _no_such_file(path: Path) -> str:
+    if path.is_dir():
+        return f"this is a directory: wanted a Python file with get_config(){_examples(path)}"
+    places = dict.fromkeys((path.parent, Path("configs")))
+    configs = {other.stem: str(other) for place in places for other in _configs_in(place)}
+    near = difflib.get_close_matches(path.stem, configs, n=1)
+    hint = f"; did you mean {configs[near[0]]}?" if near else f"; wanted a Python file{_examples(path.parent)}"
+    return f"no such file (looked for from {Path.cwd()}){hint}"
+
+
+def _configs_in(directory: Path) -> list[Path]:
+    files = sorted(directory.glob("*.py"))
+    return [file for file in files if "def get_config(" in file.read_text(errors="replace")]
+
+
+def _examples(directory: Path) -> str:
+    found = ", ".join(str(file) for file in _configs_in(directory)[:5])
+    return f", such as {found}" if found else ""
+
+
+def apply_override(config: Any, override: str) -> Any:
+    """A copy of `config` with one `key.path=value` applied; the value is read as the field's type.
+
+    >>> from jaxnet.optimizer import Optimizer
+    >>> apply_override(Optimizer(), "learning_rate=0.5").learning_rate
+    0.5
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"override {override!r} is not of the form key=value, such as optimizer.learning_rate=0.1")
+    return _replaced(config, key.split("."), key, text, config)
+
+
+def _replaced(node: Any, path: list[str], key: str, text: str, root: Any) -> Any:
+    name, rest = path[0], path[1:]
+    kinds = field_types(node)
+    if name not in kinds or (rest and not is_group(getattr(node, name))):
+        raise InputError(_unknown_key(key, root))
+    old = getattr(node, name)
+    if rest:
+        value = _replaced(old, rest, key, text, root)
+    elif is_group(old):
+        inner = ", ".join(f"{key}.{name}" for name in field_types(old))
+        cure = f"set one of {inner}" if inner else "it has none; another one is set in the config file"
+        raise InputError(f"{key} is a group of keys, not a value; {cure}")
+    else:
+        value = parse_value(text, kinds[name], key)
+    try:
+        return dataclasses.replace(node, **{name: value})
+    except Exception as error:  # whatever the class itself has against the value
+        raise InputError(f"{key}={text}: {error}") from error
+
+
+def _unknown_key(key: str, root: Any) -> str:
+    keys = list(all_keys(root))
+    near = difflib.get_close_matches(key, keys, n=1)
+    # A wrong path with a right last word is the commonest slip of all.
+    same_word = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    guesses = " or ".join(map(repr, same_word or near))
+    beside = [other for other in keys if other.startswith(f"{key.rpartition('.')[0]}.")]
+    hint = f"did you mean {guesses}?" if guesses else f"there are: {', '.join(beside or keys)}"
+    return f"no config key {key!r}; {hint}"

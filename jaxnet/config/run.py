@@ -1,0 +1,168 @@
+"""What a run is: frozen dataclasses, written by a function in `configs/NAME.py`."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxnet.ensembles import Ensemble
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks.augmentation import Augmentation
+from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.mixing import Mixing
+
+# ---- What a run is to do about numbers that go wrong --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What is done about numbers that go wrong.
+
+    Attributes:
+        skip: a step whose loss or gradient is not finite changes nothing but the count of steps.
+        rollback_after: so many such steps in a row send the run back to the last checkpoint before them; it goes on
+            with the examples after them.
+        max_rollbacks: how often, before the run stops.
+        check_replicas_every: steps after which devices compare what they should hold alike, as they do before every
+            checkpoint; none: never.
+        on_difference: whether a run whose devices differ stops, or trains again from the last checkpoint.
+    """
+
+    skip: bool = True
+    rollback_after: int = 5
+    max_rollbacks: int = 3
+    check_replicas_every: int | None = 100
+    on_difference: Literal["stop", "restore"] = "stop"
+
+
+# ---- When a run that hangs is ended -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WatchdogLimits:
+    """When a run that does not get on is ended, with status 79. Time spent compiling does not count.
+
+    Attributes:
+        factor: a step may take so many times the median of the last steps; none: nothing is watched.
+        floor_seconds: and at least this long.
+        other_seconds: what anything else may take: start-up, the first steps, an evaluation, a save.
+    """
+
+    factor: float | None = 20.0
+    floor_seconds: float = 60.0
+    other_seconds: float = 1800.0
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When the state is saved and what is kept.
+
+    Attributes:
+        every_steps: a checkpoint every so many steps; an evaluation, the last step and a stop signal save besides.
+        keep: how many of the newest to keep; the most accurate is kept besides.
+    """
+
+    every_steps: int = 500
+    keep: int = 3
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run writes down.
+
+    Attributes:
+        every_steps: a line in metrics.jsonl, the mean over so many steps; the first after a resume, over those since.
+        tensorboard: write TensorBoard files as well.
+        hlo: write the compiled step's programs to the workdir (hlo/).
+    """
+
+    every_steps: int = 50
+    tensorboard: bool = True
+    hlo: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A window of steps traced by the profiler into the workdir (profile/).
+
+    Attributes:
+        start: first step traced.
+        steps: how many; 0: none.
+    """
+
+    start: int = 10
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run.
+
+    Attributes:
+        model: a Flax Linen module, or a `jaxnet.models.Model` (such as `from_nnx` makes).
+        data: a data set of `jaxnet.data`.
+        pixels: mean and deviation by which images are normalized, and the size to which they are resized.
+        epochs: passes over the training examples; the last one may be a fraction.
+        batch_size: examples in a global batch, over all devices.
+        eval_batch_size: the same for evaluation.
+        eval_every_epochs: evaluate on the test split every so many epochs, and at the end.
+        optimizer: see `Optimizer`.
+        augmentation: see `Augmentation`.
+        mixing: see `Mixing`.
+        resolutions: (part of the run, size): from there on training images have that height and width, such as
+            ((0, 128), (0.5, 160)), on the command line 0:128,0.5:160; evaluation keeps its own. Empty: as they are.
+        label_smoothing: part of the target spread over all classes.
+        average_decay: of the moving average of the parameters, which is then what is evaluated, with the running
+            averages of BatchNorm; less at first, (1 + n) / (10 + n) after n steps. None: no average.
+        microbatches: parts that a device's share of a batch is taken in; gradients travel once.
+        batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
+            mean), of each host ('host'), or the whole ('global').
+        strategy: how gradients travel; `jaxnet strategies` lists them, and what 'NAME:key=value' can set.
+        bucket_bytes: instead of the strategy's own.
+        mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison; 'pieces' makes
+            several programs of a step, which is the fastest across CPU hosts.
+        shard_dense: dense layers, such as classifier_1 or classifier_*, whose kernels are cut over the devices of each
+            host, while all else is data parallel: activations travel to them instead of gradients.
+        transport: who carries gradients across hosts: XLA's collectives, or an MPI library between the ranks of
+            mpirun, each of which is a host.
+        hosts: rows of the mesh; None: one a process.
+        seed: of initialization, order of examples and augmentation.
+        initial_weights: a file of `jaxnet import`, from which a run without a checkpoint begins; None: random ones.
+        checkpoints: see `Checkpoints`.
+        log: see `Log`.
+        profile: see `Profile`.
+        guard: what is done about numbers that go wrong; see `Guard`.
+        ensemble: several networks at once; see `Ensemble`.
+        watchdog: when a run that hangs is ended; see `WatchdogLimits`.
+        compile_cache: the directory, relative to the workdir, in which compiled programs are kept, so that a restart
+            compiles nothing; None: they are not kept.
+    """
+
+    model: Any
+    data: Any
+    epochs: float
+    batch_size: int
+    pixels: Pixels = field(default_factory=Pixels)
+    eval_batch_size: int = 512
+    eval_every_epochs: float = 1.0
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    resolutions: tuple[tuple[float, int], ...] = ()
+    label_smoothing: float = 0.0
+    average_decay: float | None = None
+    microbatches: int = 1
+    batch_norm: Literal["local", "host", "global"] = "local"
+    strategy: str = "hierarchical"
+    bucket_bytes: int | None = None
+    mode: Literal["auto", "shard_map", "jit", "pmap", "pieces"] = "auto"
+    shard_dense: tuple[str, ...] = ()
+    transport: Literal["xla", "mpi"] = "xla"
+    hosts: int | None = None
+    seed: int = 0
+    initial_weights: str | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    log: Log = field(default_factory=Log)
+    profile: Profile = field(default_factory=Profile)
+    guard: Guard = field(default_factory=Guard)
+    ensemble: Ensemble = field(default_factory=Ensemble)
+    watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
+    compile_cache: str | None = "compile_cache"

@@ -1,0 +1,230 @@
+"""What became of each member of an ensemble, as values and as a table."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh
+
+from jaxnet.comm import replicated, split_by_example
+from jaxnet.models import Model, Variables, inference_options
+from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
+from jaxnet.tasks.classification import Batch, EvalStepFn, LossFn, LossOutput, Pixels, Totals, correct
+
+# ---- Several networks trained at once, as one whose leaves lead with [members] ------------------------
+#
+# Members are computed one after another, each as a network alone is; they are stacked where they travel.
+
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Networks that are trained at once, on the same batches.
+
+    Member i has the seed `seed + i`, of which are its first weights, its augmentation, mixing and dropout. The order
+    of examples is that of `seed` for all.
+
+    Attributes:
+        members: how many; 1: a single network.
+        learning_rates: one a member, instead of optimizer.learning_rate; empty: that one for all.
+        weight_decays: the same for optimizer.weight_decay.
+    """
+
+    members: int = 1
+    learning_rates: tuple[float, ...] = ()
+    weight_decays: tuple[float, ...] = ()
+
+    @property
+    def on(self) -> bool:
+        """Whether there is more than one network."""
+        return self.members > 1
+
+    def recipes(self, optimizer: Optimizer) -> list[Optimizer]:
+        """The optimizer of each member.
+
+        >>> [recipe.learning_rate for recipe in Ensemble(2, learning_rates=(0.1, 0.2)).recipes(Optimizer())]
+        [0.1, 0.2]
+        """
+        rates = self.learning_rates or (optimizer.learning_rate,) * self.members
+        decays = self.weight_decays or (optimizer.weight_decay,) * self.members
+        given = zip(rates, decays, strict=True)
+        return [replace(optimizer, learning_rate=rate, weight_decay=decay) for rate, decay in given]
+
+
+def member_of(tree: PyTree, index: int) -> PyTree:
+    """One member of what is stacked."""
+    return jax.tree.map(lambda leaf: lax.index_in_dim(leaf, index, keepdims=False), tree)
+
+
+def stacked(trees: Sequence[PyTree]) -> PyTree:
+    """Members as one tree whose leaves lead with [members]."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def member_keys(seed: int, members: int) -> jax.Array:
+    """The key of each member's random numbers, [members]."""
+    return jnp.stack([jax.random.key(seed + index) for index in range(members)])
+
+
+def ensemble_model(model: Model, members: int) -> Model:
+    """All members as one model: it is made from keys [members], and gives logits [members, batch, classes].
+
+    Members are written out rather than mapped by `jax.vmap`, which makes grouped convolutions of theirs: on CPUs
+    their gradient is up to a hundred times slower.
+    """
+
+    def init_fn(keys: jax.Array, images: jax.Array) -> Variables:
+        variables: Variables = stacked([model.init(keys[index], images) for index in range(members)])
+        return variables
+
+    def apply_fn(
+        params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None
+    ) -> tuple[jax.Array, PyTree]:
+        """In training keys are [batch, members]."""
+        each = [
+            model.apply(
+                *(member_of(params, index), member_of(stats, index), images),
+                train=train,
+                keys=None if keys is None else keys[:, index],
+            )
+            for index in range(members)
+        ]
+        logits, stats = stacked(each)
+        return logits, stats
+
+    return Model(init_fn, apply_fn)
+
+
+def ensemble_loss(loss_fn: LossFn, members: int) -> LossFn:
+    """The sum of the members' losses, whose gradient is each one's own; metrics are means over members.
+
+    It takes keys [batch, members].
+    """
+
+    def summed(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
+        each = [
+            loss_fn(member_of(params, index), member_of(stats, index), batch, keys[:, index])
+            for index in range(members)
+        ]
+        losses, result = stacked(each)
+        return losses.sum(), LossOutput(result.stats, {name: of.mean(0) for name, of in result.metrics.items()})
+
+    return summed
+
+
+def ensemble_optimizer(
+    recipes: Sequence[Optimizer], total_steps: int, parts: ShardedParams | None = None
+) -> optax.GradientTransformation:
+    """Each member's optimizer on its own gradient: norms, too, are those of one network.
+
+    Recipes differ in learning rate and weight decay alone. With `parts`, those of one network, it updates parts
+    [members, part].
+    """
+    first = recipes[0]
+    values = {name: [getattr(recipe, name) for recipe in recipes] for name in ("learning_rate", "weight_decay")}
+    # What is the same for all stays a constant of the program, as it is for a network alone.
+    own = {name: np.array(each, np.float32) for name, each in values.items() if len(set(each)) > 1}
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        def one(own: dict[str, Any], *given: PyTree) -> tuple[PyTree, PyTree]:
+            return make_optimizer(replace(first, **own), total_steps, parts).update(*given)
+
+        return jax.vmap(one)(own, updates, state, params)
+
+    return optax.GradientTransformation(jax.vmap(make_optimizer(first, total_steps, parts).init), update)
+
+
+# ---- Exact evaluation of an ensemble: of each member, and of the mean of what they predict ------------
+
+
+def make_ensemble_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
+    """As `make_eval_step`, for the model of an ensemble: sums [members + 1], the last ones those of the mean.
+
+    The mean is that of the probabilities.
+    """
+
+    def step(totals: Totals, params: PyTree, stats: PyTree, batch: Batch) -> Totals:
+        logits, _ = model.apply(params, stats, pixels.normalize(batch["image"]), train=False, keys=None)
+        each = jax.nn.log_softmax(logits)
+        mean = jax.nn.logsumexp(each, axis=0, keepdims=True) - jnp.log(len(each))
+        weight = batch["weight"]
+
+        def sums(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+            losses = optax.softmax_cross_entropy_with_integer_labels(values, batch["label"])
+            return (losses * weight).sum(), (correct(values, batch["label"]) * weight).sum().astype(jnp.int32)
+
+        losses, right = jax.vmap(sums)(jnp.concatenate([each, mean]))
+        new = {"loss": losses, "correct": right, "examples": weight.sum().astype(jnp.int32)}
+        return jax.tree.map(jnp.add, totals, new)
+
+    everywhere = replicated(mesh)
+    shardings = (everywhere, everywhere, everywhere, split_by_example(mesh))
+    options = inference_options(mesh.devices.flat[0].platform)
+    return jax.jit(step, in_shardings=shardings, out_shardings=everywhere, compiler_options=options)
+
+
+def evaluate_ensemble(
+    step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh
+) -> dict[str, float]:
+    """Mean loss and accuracy: of all members in the mean, of each, and of their mean prediction; and the examples."""
+    members = len(jax.tree.leaves(params)[0])
+    zeros = {"loss": jnp.zeros(members + 1), "correct": jnp.zeros(members + 1, jnp.int32), "examples": jnp.int32(0)}
+    totals = jax.device_put(zeros, replicated(mesh))
+    for batch in batches:
+        totals = step(totals, params, stats, batch)
+    sums = jax.device_get(totals)
+    count = int(sums["examples"])
+    names = [*(f"member_{index}" for index in range(members)), "ensemble"]
+    result: dict[str, float] = {}
+    for metric, total in (("loss", sums["loss"]), ("accuracy", sums["correct"])):
+        values = [value.item() / count for value in total]
+        result[metric] = sum(values[:-1]) / members
+        result |= {f"{name}/{metric}": value for name, value in zip(names, values, strict=True)}
+    return result | {"examples": count}
+
+
+def ensemble_summary(
+    ensemble: Ensemble, optimizer: Optimizer, seed: int, evaluation: Mapping[str, float]
+) -> dict[str, Any]:
+    """An evaluation as the summary of a run holds it: of an ensemble the members in a list of their own, `members`.
+
+    Each says with which seed, learning rate and weight decay it was trained, and its loss and accuracy.
+    """
+    common = {name: value for name, value in evaluation.items() if not name.startswith("member_")}
+    if not ensemble.on:
+        return common
+    members = [
+        {
+            "member": index,
+            "seed": seed + index,
+            "learning_rate": recipe.learning_rate,
+            "weight_decay": recipe.weight_decay,
+            **{metric: evaluation.get(f"member_{index}/{metric}") for metric in ("loss", "accuracy")},
+        }
+        for index, recipe in enumerate(ensemble.recipes(optimizer))
+    ]
+    return {**common, "members": members}
+
+
+def ensemble_table(summary: Mapping[str, Any]) -> str:
+    """The members of a summary and their mean prediction, a line each; empty for a single network."""
+    rows = summary.get("members", [])
+    if not rows or "ensemble/accuracy" not in summary:
+        return ""
+    lines = [f"{'member':>8}  {'seed':>6}  {'learning rate':>13}  {'weight decay':>12}  {'loss':>7}  accuracy"]
+    for row in rows:
+        lines.append(
+            f"{row['member']:>8}  {row['seed']:>6}  {row['learning_rate']:>13g}  {row['weight_decay']:>12g}  "
+            f"{row['loss']:>7.4f}  {row['accuracy']:8.2%}"
+        )
+    for name, prefix in (("mean", ""), ("ensemble", "ensemble/")):
+        loss, accuracy = summary[f"{prefix}loss"], summary[f"{prefix}accuracy"]
+        lines.append(f"{name:>8}  {'':>6}  {'':>13}  {'':>12}  {loss:>7.4f}  {accuracy:8.2%}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Checks of hosts, links and devices before the first step."""

@@ -1,0 +1,337 @@
+"""Every pair of hosts by TCP, at the addresses where collectives will call: who is cut off, who is slow.
+
+A process of each host measures with one of each other, in rounds in which every host is in one pair. A collective
+would hang where two hosts cannot reach each other, or fail without their names, and is as fast as the slowest.
+"""
+
+import secrets
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from jaxnet.operations.doctor.finding import Finding, Talk, failed, ok, skipped
+
+# ---- How far apart the clocks of the ranks are, and how well that is known ----------------------------
+#
+# A rank asks rank 0 for its time. The answer belongs to some moment between question and answer, so half of the time
+# that this took is the bound of the error. Of several tries the fastest counts.
+
+
+_CLOCK_TRIES = 4
+_MOST_SECONDS = 1.0  # hosts that keep their time by NTP are within hundredths
+_CURE = "start NTP there (timedatectl set-ntp true): files, logs, certificates and Slurm's keys go by the clock"
+
+
+class Offset(NamedTuple):
+    """A clock that shows `ahead` seconds more than rank 0's, give or take `error`."""
+
+    ahead: float
+    error: float
+
+
+def check_clocks(talk: Talk) -> Finding:
+    """Compare the clocks of all ranks with each other; every rank calls this."""
+    if talk.rank == 0:
+        _answer(talk)
+        own = Offset(0.0, 0.0)
+    else:
+        own = min((_ask(talk, number) for number in range(_CLOCK_TRIES)), key=lambda offset: offset.error)
+    return judge([Offset(*offset) for offset in talk.gather("clocks", own)])
+
+
+def judge(offsets: list[Offset]) -> Finding:
+    """Name the clocks that are over a second from the median one.
+
+    >>> judge([Offset(0, 0), Offset(90.02, 0.01), Offset(0.001, 0.01)]).found
+    "rank 1's clock is 90.0 s ahead of the others (give or take 0.0100 s)"
+    """
+    usual = statistics.median_low(offset.ahead for offset in offsets)
+    wrong = {
+        rank: offset for rank, offset in enumerate(offsets) if abs(offset.ahead - usual) - offset.error > _MOST_SECONDS
+    }
+    if wrong:
+        return failed("clocks", "; ".join(_line(rank, offset, usual) for rank, offset in wrong.items()), _CURE)
+    apart = max(offset.ahead for offset in offsets) - min(offset.ahead for offset in offsets)
+    error = max(offset.error for offset in offsets)
+    return ok("clocks", f"{apart:.4f} s apart at most, give or take {error:.4f} s")
+
+
+def _line(rank: int, offset: Offset, usual: float) -> str:
+    apart = offset.ahead - usual
+    side = "ahead of" if apart > 0 else "behind"
+    return f"rank {rank}'s clock is {abs(apart):.1f} s {side} the others (give or take {offset.error:.4f} s)"
+
+
+def _ask(talk: Talk, number: int) -> Offset:
+    key = f"clock/{talk.rank}/{number}"
+    shown, started = time.time(), time.monotonic()
+    talk.tell(f"{key}/asked", "")
+    there = float(talk.await_told(f"{key}/shown", 0))
+    half = (time.monotonic() - started) / 2
+    return Offset(shown + half - there, half)
+
+
+def _answer(talk: Talk) -> None:
+    for rank in range(1, talk.count):
+        for number in range(_CLOCK_TRIES):
+            talk.await_told(f"clock/{rank}/{number}/asked", rank)
+            talk.tell(f"clock/{rank}/{number}/shown", repr(time.time()))
+
+
+# ---- One TCP connection between two hosts: how long a byte takes, and how many come through in a fraction of a second
+
+
+_LENGTH = struct.Struct("!Q")
+_PINGS = 8
+_PROBE = 64 * 1024
+_TARGET_SECONDS = 0.15  # of a transfer that is timed
+_MOST = 32 << 20
+_WIRE_TRIES = 2
+_CHUNK = 1 << 20
+
+
+class Sent(NamedTuple):
+    """What one end found: seconds for a byte there and back, and bits a second of what it sent."""
+
+    round_trip: float
+    rate: float
+
+
+def measure(peer: socket.socket, first: bool) -> Sent:
+    """Measure with the other end, which does the same with the other `first`; OSError when it falls silent.
+
+    The ends send in turn: both ways at once would share the CPU.
+    """
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if first:
+        found = _send(peer)
+        _receive(peer)
+    else:
+        _receive(peer)
+        found = _send(peer)
+    return found
+
+
+def _send(peer: socket.socket) -> Sent:
+    round_trip = min(_timed(peer, 1) for _ in range(_PINGS))
+    per_second = _PROBE / (_timed(peer, _PROBE) - round_trip / 2)
+    # A short transfer may pass in one burst, or wait for TCP to grow its window: it only says how long one to take.
+    size = max(_PROBE, min(_MOST, int(per_second * _TARGET_SECONDS)))
+    taken = min(_timed(peer, size) for _ in range(_WIRE_TRIES)) - round_trip / 2
+    peer.sendall(_LENGTH.pack(0))
+    return Sent(round_trip, size * 8 / taken)
+
+
+def _timed(peer: socket.socket, size: int) -> float:
+    payload = bytes(size)
+    started = time.perf_counter()
+    peer.sendall(_LENGTH.pack(size))
+    peer.sendall(payload)
+    take(peer, 1)
+    return time.perf_counter() - started
+
+
+def _receive(peer: socket.socket) -> None:
+    while size := _LENGTH.unpack(take(peer, _LENGTH.size))[0]:
+        if size > _MOST:
+            raise OSError("it is not a rank of this job")
+        while size:
+            size -= len(take(peer, min(size, _CHUNK)))
+        peer.sendall(b"!")
+
+
+def take(peer: socket.socket, size: int) -> bytes:
+    """Exactly that many bytes."""
+    parts = []
+    while size:
+        part = peer.recv(size)
+        if not part:
+            raise OSError("it hung up")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+_PAIR_SECONDS = 6.0
+_MOST_ROUNDS = 31  # on more hosts than 32, each is measured with 31 others
+_NONCE = 16
+
+
+class Link(NamedTuple):
+    """What rank `sender` found when it sent to rank `receiver`; `problem` where it could not."""
+
+    sender: int
+    receiver: int
+    round_trip: float
+    rate: float
+    problem: str
+
+
+def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Every pair once, in rounds in which nobody is in two pairs (the circle method).
+
+    >>> rounds([0, 1, 2])
+    [[(1, 2)], [(0, 2)], [(0, 1)]]
+    """
+    circle: list[int | None] = [*players, *[None] * (len(players) % 2)]
+    half, schedule = len(circle) // 2, []
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        schedule.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        circle.insert(1, circle.pop())
+    return schedule
+
+
+def measure_links(talk: Talk, host: str, address: str) -> tuple[list[Link], dict[int, str]]:
+    """All links between hosts, and the name of each measuring rank's host; every rank calls this.
+
+    `address` is where other hosts reach this rank; processes with the same `host` and address share a host.
+    """
+    with closing(_listen(address)) as server:
+        own = {"host": host, "address": address, "port": server.getsockname()[1], "nonce": secrets.token_hex(8)}
+        there = talk.gather("ports", own)
+        leaders = leaders_of([(entry["host"], entry["address"]) for entry in there])
+        found: list[Link] = []
+        for number, pairs in enumerate(rounds(leaders)[:_MOST_ROUNDS]):
+            pair = next((pair for pair in pairs if talk.rank in pair), None)
+            link = None if pair is None else _link(talk.rank, pair, server, there)
+            found += [Link(*given) for given in talk.gather(f"link round {number}", link) if given is not None]
+    return found, {rank: there[rank]["host"] for rank in leaders}
+
+
+def leaders_of(hosts: Sequence[tuple[str, str]]) -> list[int]:
+    """The first rank of each host.
+
+    >>> leaders_of([("a", "10.0.0.1"), ("a", "10.0.0.1"), ("b", "10.0.0.2")])
+    [0, 2]
+    """
+    return [rank for rank, host in enumerate(hosts) if hosts.index(host) == rank]
+
+
+def _listen(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
+
+
+def _link(rank: int, pair: tuple[int, int], server: socket.socket, there: Sequence[Mapping[str, str]]) -> Link:
+    caller, called = pair
+    other = called if rank == caller else caller
+    nonce = there[called]["nonce"].encode()
+    try:
+        peer = _call(there[called], nonce) if rank == caller else _await(server, nonce)
+        with peer:
+            peer.settimeout(_PAIR_SECONDS)
+            sent = measure(peer, rank == caller)
+    except OSError as error:
+        sent = Sent(0.0, 0.0)
+        reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+        return Link(rank, other, *sent, reason)
+    return Link(rank, other, *sent, "")
+
+
+def _call(called: Mapping[str, str], nonce: bytes) -> socket.socket:
+    peer = socket.create_connection((called["address"], int(called["port"])), timeout=_PAIR_SECONDS / 2)
+    peer.sendall(nonce)
+    return peer
+
+
+def _await(server: socket.socket, nonce: bytes) -> socket.socket:
+    """The next caller that knows `nonce`; others, such as port scanners, are sent away."""
+    give_up = time.monotonic() + _PAIR_SECONDS
+    while True:
+        server.settimeout(max(give_up - time.monotonic(), 0.001))
+        peer = server.accept()[0]
+        try:
+            peer.settimeout(1.0)
+            if take(peer, _NONCE) == nonce:
+                return peer
+        except OSError:
+            pass
+        peer.close()
+
+
+# ---- What the measured links say: pairs that cannot talk, hosts that are slower than the others, rates that fall short
+
+
+_SLOW = 1 / 3
+_ENOUGH = 0.8  # of a link's nominal rate; TCP/IP's headers and a busy machine take the rest
+_OPEN = (
+    "let all TCP ports be open between the hosts, since collectives listen on any; where a host has several networks,"
+    " name one with JAXNET_NETWORK_INTERFACE"
+)
+_SLOW_CURE = "look at the cable, the switch's port and `ethtool` there, or leave that host out"
+
+
+def check_links(links: Sequence[Link], hosts: Mapping[int, str], expected: int | None) -> list[Finding]:
+    """Judge the `links` between `hosts` (names by rank); `expected` bits a second, where the user says so.
+
+    A host is slow when the best rate at which it sends to any other, or receives, is under a third of
+    what the median host does (of two, the faster one).
+    """
+    if not links:
+        return [skipped("links", "one host: nothing travels between hosts")]
+    return [_reached(links, hosts), _slow(links, hosts), *([_short(links, hosts, expected)] if expected else [])]
+
+
+def _reached(links: Sequence[Link], hosts: Mapping[int, str]) -> Finding:
+    cut = [link for link in links if link.problem]
+    if cut:
+        parts = (f"{_host(link.sender, hosts)} and {_host(link.receiver, hosts)}: {link.problem}" for link in cut)
+        return failed("links", f"no connection between {'; between '.join(parts)}", _OPEN)
+    rates, trips = [link.rate for link in links], [link.round_trip for link in links]
+    trip = f"there and back {min(trips) * 1e3:.2f} to {max(trips) * 1e3:.2f} ms"
+    spread = f"{megabits(min(rates))} to {megabits(max(rates))}"
+    return ok("links", f"{len(links) // 2} between {len(hosts)} hosts: {spread} each way, {trip}")
+
+
+def _slow(links: Sequence[Link], hosts: Mapping[int, str]) -> Finding:
+    good = [link for link in links if not link.problem]
+    if not good:
+        return skipped("slow hosts", "no link could be measured")
+    slow = []
+    for verb, rates in (("sends", _best(good, "sender")), ("receives", _best(good, "receiver"))):
+        usual = statistics.median_high(rates.values())
+        slow += [
+            f"{_host(rank, hosts)} {verb} at {megabits(rate)}, the median host at {megabits(usual)}"
+            for rank, rate in rates.items()
+            if rate < _SLOW * usual
+        ]
+    if slow:
+        return failed("slow hosts", "; ".join(slow), _SLOW_CURE)
+    rank, rate = min(_best(good, "sender").items(), key=lambda item: item[1])
+    return ok("slow hosts", f"none; the slowest is {_host(rank, hosts)}, which sends at {megabits(rate)}")
+
+
+def _short(links: Sequence[Link], hosts: Mapping[int, str], expected: int) -> Finding:
+    short = [link for link in links if not link.problem and link.rate < _ENOUGH * expected]
+    if short:
+        parts = (
+            f"{_host(link.sender, hosts)} to {_host(link.receiver, hosts)} {megabits(link.rate)}" for link in short
+        )
+        return failed("expected rate", f"wanted {megabits(expected)}: {'; '.join(parts)}", _SLOW_CURE)
+    return ok("expected rate", f"every link has at least 80 % of {megabits(expected)}")
+
+
+def _best(links: Sequence[Link], end: str) -> dict[int, float]:
+    best: dict[int, float] = {}
+    for link in links:
+        rank: int = getattr(link, end)
+        best[rank] = max(best.get(rank, 0.0), link.rate)
+    return best
+
+
+def _host(rank: int, hosts: Mapping[int, str]) -> str:
+    return f"{hosts[rank]} (rank {rank})"
+
+
+def megabits(rate: float) -> str:
+    """A rate for people.
+
+    >>> megabits(9.4e8)
+    '940 Mbit/s'
+    """
+    return f"{rate / 1e6:,.0f} Mbit/s"

@@ -1,0 +1,1 @@
+"""Hosts emulated on one machine, with links of a chosen speed."""

@@ -1,0 +1,1 @@
+"""Start a command on many hosts: Slurm, MPI, SSH, Kubernetes, TPU VMs, SkyPilot."""

@@ -1,0 +1,110 @@
+"""`jaxnet launch sky`."""
+
+import argparse
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxnet.command_line import Commands, add_command, add_devices, command_of, new_kind, positive, show
+from jaxnet.errors import InputError
+from jaxnet.operations.launchers.job import FORGET, check_label, check_word, exports, need
+from jaxnet.operations.launchers.kubernetes import to_yaml
+
+# ---- A SkyPilot task: one command on every node; `jaxnet` reads each node's place from SkyPilot's variables
+
+
+@dataclass(frozen=True)
+class SkyJob:
+    """What every node executes.
+
+    Attributes:
+        accelerators: of each node, as SkyPilot writes them: `A100:8`.
+        workdir: a folder here that SkyPilot copies to every node, where commands start.
+        setup: a shell command that prepares a node.
+        infra: where, as SkyPilot writes it: `gcp/us-central1`, `kubernetes`; else the cheapest it finds.
+    """
+
+    command: Sequence[str]
+    nodes: int = 1
+    name: str = "jaxnet"
+    accelerators: str | None = None
+    workdir: str = "."
+    setup: str | None = None
+    infra: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def sky_task(job: SkyJob) -> str:
+    """The task as YAML."""
+    resources: dict[str, str] = {}
+    if job.infra is not None:
+        resources["infra"] = check_word("--infra", job.infra)
+    if job.accelerators is not None:
+        resources["accelerators"] = check_word("--accelerators", job.accelerators)
+    task: dict[str, Any] = {"name": check_label("--name", job.name), "num_nodes": job.nodes}
+    task |= {"resources": resources} if resources else {}
+    task |= {"workdir": job.workdir} | ({"setup": job.setup} if job.setup else {})
+    task["run"] = "\n".join([exports(job.environment), FORGET, f"exec {shlex.join(job.command)}"]) + "\n"
+    return f"# Made by `jaxnet launch sky`; `sky launch -c {job.name} FILE` starts it.\n" + to_yaml(task)
+
+
+def launch(text: str, name: str) -> int:
+    """Give the task to `sky launch`; the result is its exit status."""
+    found = need("sky", "install SkyPilot")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "task.yaml"
+        path.write_text(text)
+        try:
+            return subprocess.run([found, "launch", "-c", name, str(path)]).returncode
+        except OSError as error:
+            raise InputError(f"cannot run {found}: {error.strerror}") from None
+
+
+_ABOUT = """\
+Make a task for SkyPilot, which finds the machines and runs the command on each, and give it to `sky launch`.
+Variables travel only if --env names them, and are written into the task.
+
+examples:
+  jaxnet launch sky --nodes 2 --accelerators A100:8 --setup 'pip install .[cuda]' -- train.py --config configs/digits.py
+  jaxnet launch sky --nodes 2 --infra gcp/us-central1 --dry-run -- train.py --config configs/digits.py
+"""
+
+
+def add_kind(kinds: Commands) -> None:
+    """Add `sky`."""
+    parser = new_kind(kinds, "sky", "machines that SkyPilot finds", _ABOUT, run)
+    parser.add_argument("--nodes", type=positive, required=True, metavar="N", help="how many hosts")
+    parser.add_argument("--accelerators", metavar="NAME:COUNT", help="of each host, such as A100:8")
+    parser.add_argument("--infra", metavar="WHERE", help="such as gcp/us-central1; default: the cheapest")
+    parser.add_argument("--name", default="jaxnet", help="of the task and its cluster; default jaxnet")
+    parser.add_argument("--upload", default=".", metavar="DIR", help="copied to the hosts, where it starts; default .")
+    parser.add_argument("--setup", metavar="SHELL", help="a shell command that prepares a host")
+    parser.add_argument("--python", default="python3", metavar="PATH", help="the hosts'; default python3")
+    add_devices(parser)
+    add_command(parser, "the task")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `jaxnet launch sky`."""
+    from jaxnet.operations.launchers.job import passed_environment, whole_command
+
+    pass
+
+    text = sky_task(
+        SkyJob(
+            whole_command(command_of(args), args.python),
+            args.nodes,
+            name=args.name,
+            accelerators=args.accelerators,
+            workdir=args.upload,
+            setup=args.setup,
+            infra=args.infra,
+            environment=passed_environment(os.environ, args.env, devices=args.devices_per_process),
+        )
+    )
+    return show(text) if args.dry_run else launch(text, args.name)

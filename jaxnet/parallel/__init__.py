@@ -1,0 +1,1 @@
+"""The training step under each kind of strategy: replicated, sharded, local, in pieces."""

@@ -1,0 +1,295 @@
+"""The arithmetic of a step: what one device does, and the same as one global program."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxnet.comm import AXES, AllReduce, Collective, Reducer, all_reduce, bucketed
+from jaxnet.comm.guards import varying_axes
+from jaxnet.comm.reducer import ReduceFn, axes_size
+from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
+from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
+
+# ---- Gradients of one device's share of a batch, over one or several microbatches ---------------------
+
+
+def example_keys(key_data: jax.Array, step: jax.Array, ids: jax.Array) -> jax.Array:
+    """One random key an example, [batch]: a function of the run's key, the step and the example's row.
+
+    Of an ensemble, with a key a member, [batch, members].
+    """
+
+    def of_run(key: jax.Array) -> jax.Array:
+        step_key = jax.random.fold_in(key, step)
+        return jax.vmap(lambda row: jax.random.fold_in(step_key, row))(ids)
+
+    keys = jax.random.wrap_key_data(key_data)
+    return jax.vmap(of_run, out_axes=1)(keys) if keys.ndim else of_run(keys)
+
+
+def loss_gradient(
+    loss_fn: LossFn,
+    params: PyTree,
+    stats: PyTree,
+    batch: Batch,
+    keys: jax.Array,
+    microbatches: int,
+    groups: int = 1,
+) -> tuple[PyTree, LossOutput]:
+    """Gradient of the mean loss over `batch`, computed a microbatch at a time.
+
+    Running averages pass from one microbatch to the next. The last microbatch stands outside the loop, so its
+    backward pass still yields gradients one by one and buckets can travel during it.
+
+    Args:
+        microbatches: how many parts the batch is taken in.
+        groups: how many devices the batch's examples belong to: each part takes an equal share of each.
+    """
+    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+    if microbatches == 1:
+        (_, result), grads = gradient(params, stats, batch, keys)
+        return grads, result
+    parts = jax.tree.map(lambda x: _parts(x, microbatches, groups), (batch, keys))
+    first, middle, last = (jax.tree.map(lambda x, at=at: x[at], parts) for at in (0, slice(1, -1), -1))
+
+    def add(carry: tuple[PyTree, LossOutput], part: tuple[Batch, jax.Array]) -> tuple[tuple[PyTree, LossOutput], None]:
+        total, before = carry
+        (_, result), grads = gradient(params, before.stats, *part)
+        metrics = jax.tree.map(jnp.add, before.metrics, result.metrics)
+        return (jax.tree.map(jnp.add, total, grads), LossOutput(result.stats, metrics)), None
+
+    # Start from the first part rather than from zeros: its values have the types that the loop must carry.
+    (_, result), grads = gradient(params, stats, *first)
+    carry = (grads, result)
+    if microbatches > 2:
+        carry, _ = jax.lax.scan(add, carry, middle)
+    (grads, result), _ = add(carry, last)
+    mean = lambda tree: jax.tree.map(lambda total: total / microbatches, tree)  # noqa: E731
+    return mean(grads), LossOutput(result.stats, mean(result.metrics))
+
+
+def _parts(x: jax.Array, microbatches: int, groups: int) -> jax.Array:
+    """[batch, ...] to [microbatches, batch / microbatches, ...], an equal share of every group in each part."""
+    size = x.shape[0] // (groups * microbatches)
+    grid = x.reshape(groups, microbatches, size, *x.shape[1:])
+    return grid.swapaxes(0, 1).reshape(microbatches, groups * size, *x.shape[1:])
+
+
+# ---- A step whose loss or gradient is not finite leaves the state as it was ---------------------------
+
+
+SKIPPED, NOT_FINITE, LOSS_SCALE = "skipped", "not_finite", "loss_scale"
+"""Metrics that a guarded step gives besides: whether it was skipped (float32 []), what was not finite (bool [1 +
+leaves]: the metrics, then each leaf of the gradient), and the loss scale that it used, if there is one."""
+
+
+class Skip(NamedTuple):
+    """Ends a step: with the updated state, or with the old one.
+
+    Attributes:
+        axes: mesh axes over which gradients are in parts, so that no device sees all; usually none.
+    """
+
+    axes: tuple[str, ...] = ()
+
+    def __call__(
+        self,
+        update: Callable[[], TrainState],
+        old: TrainState,
+        comm: PyTree,
+        grads: PyTree,
+        metrics: dict[str, jax.Array],
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """What `update` makes, where `metrics` and the mean gradient `grads` are finite; else `old`, one step further.
+
+        `comm` is what the reducer remembers after this step.
+        """
+        bad = non_finite(metrics, grads, self.axes)
+        good = ~bad.any()
+        metrics = {**metrics, SKIPPED: 1.0 - good.astype(jnp.float32), NOT_FINITE: bad}
+        state = _updated(good, update, old)._replace(step=old.step + 1)
+        state = state._replace(comm=jax.tree.map(lambda new, kept: jnp.where(good, new, kept), comm, old.comm))
+        if old.scale is not None:
+            state, metrics[LOSS_SCALE] = state._replace(scale=old.scale.next(good)), old.scale.scale
+        return state, metrics
+
+
+def _updated(good: jax.Array, update: Callable[[], TrainState], old: TrainState) -> TrainState:
+    """What `update` makes of `old` or, if not `good`, `old`, bit for bit.
+
+    The update stands inside the branch, where it works in place on what is donated. Chosen from afterwards, an element
+    at a time or by a branch, old and new are needed at once, and the compiler copies the optimizer's state or all.
+    """
+
+    def changed(state: TrainState) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        return state.params, state.stats, state.optimizer, state.average
+
+    params, stats, optimizer, average = lax.cond(good, lambda: changed(update()), lambda: changed(old))
+    return old._replace(params=params, stats=stats, optimizer=optimizer, average=average)
+
+
+def non_finite(metrics: Mapping[str, jax.Array], grads: PyTree, axes: tuple[str, ...] = ()) -> jax.Array:
+    """Whether the metrics, and each leaf of `grads`, hold anything that is not finite: bool [1 + leaves].
+
+    A leaf's sum tells it: a NaN or an infinity makes the sum one, and nothing is cheaper than one addition an
+    element. A finite leaf whose sum overflows counts as not finite.
+    """
+    with jax.named_scope("guard"):
+        sums = [sum(metrics.values()), *(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(grads))]
+        if not axes:
+            return ~jnp.isfinite(jnp.stack(sums))
+        # Parts differ by device; metrics do not.
+        parts = ~jnp.isfinite(jnp.stack(sums[1:]))
+        found = lax.psum(parts.astype(jnp.float32), axes) > 0
+        return jnp.concatenate([~jnp.isfinite(sums[0])[None], found])
+
+
+def guard_plan(params: PyTree, axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> tuple[Collective, ...]:
+    """The message of `Skip`: of parts, a float a leaf; else none, because every device holds the same sums."""
+    devices = axes_size(axes, axis_sizes)
+    if devices == 1:
+        return ()
+    return (Collective("all-reduce", axes, devices, len(jax.tree.leaves(params)), "float32"),)
+
+
+def not_finite_names(params: PyTree) -> list[str]:
+    """What each element of `non_finite` is about, for parameters of these shapes."""
+    paths = [path for path, _ in jax.tree.leaves_with_path(params)]
+    leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    return ["the loss", *(f"the gradient of {leaf}" for leaf in leaves)]
+
+
+Metrics = dict[str, jax.Array]
+StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def one_message(all_reduce: AllReduce = all_reduce) -> Reducer:
+    """Sums all values over all devices, as one message."""
+    return bucketed(all_reduce(*AXES), None)
+
+
+_ONE_MESSAGE = one_message()
+
+
+def device_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    reduce: ReduceFn,
+    devices: int,
+    tracked_axes: tuple[str, ...],
+    microbatches: int = 1,
+    average_decay: float | None = None,
+    gather: Callable[[PyTree], PyTree] | None = None,
+    together: Reducer = _ONE_MESSAGE,
+    skip: Skip | None = None,
+) -> StepFn:
+    """The step of one device of `devices`, to run where both mesh axes are bound.
+
+    `tracked_axes` are the axes over which values are made varying: those of the surrounding shard_map or pmap.
+    With `gather` the state holds parameters in parts: it makes them whole, and `reduce` gives sums in parts.
+    `together` sums what is not a gradient: metrics and running averages. `skip` ends the step: see `Skip`.
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        keys = example_keys(state.key, state.step, batch["id"])
+        params = state.params if gather is None else gather(state.params)
+        # Without the cast JAX would sum the gradients itself, and the reducer once more.
+        params = _varying(params, tracked_axes)
+        loss = scaled(loss_fn, state.scale)
+        grads, result = loss_gradient(loss, params, state.stats, batch, keys, microbatches)
+        result = _mean(result, devices, tracked_axes, together)
+        sums, comm_state = reduce(before_sum(grads, state.scale, state.comm), state.comm)
+        count = divisor(devices, state.scale, state.comm)
+        grads = jax.tree.map(lambda total: total / count, sums)
+        update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
+        if skip is None:
+            return update()._replace(comm=comm_state), result.metrics
+        return skip(update, state, comm_state, grads, result.metrics)
+
+    return step
+
+
+def global_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    devices: int,
+    microbatches: int = 1,
+    average_decay: float | None = None,
+    skip: Skip | None = None,
+) -> StepFn:
+    """The step as one program over the global batch, for XLA to partition over `devices`."""
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        keys = example_keys(state.key, state.step, batch["id"])
+        loss = scaled(loss_fn, state.scale)
+        grads, result = loss_gradient(loss, state.params, state.stats, batch, keys, microbatches, groups=devices)
+        count = divisor(1, state.scale, ())
+        grads = jax.tree.map(lambda mean: mean / count, grads)
+        update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
+        return (update(), result.metrics) if skip is None else skip(update, state, (), grads, result.metrics)
+
+    return step
+
+
+def _varying(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
+    # What is cut over the devices of a host varies over them by itself.
+    return jax.tree.map(lambda leaf: lax.pcast(leaf, tuple(set(axes) - varying_axes(leaf)), to="varying"), tree)
+
+
+def _mean(result: LossOutput, devices: int, tracked_axes: tuple[str, ...], together: Reducer) -> LossOutput:
+    """Metrics and running averages as means over devices, in one small message.
+
+    Running averages are linear in what each device contributes, and the forward pass of training does not read
+    them, so their mean taken every step is their mean taken once before evaluation. What global BatchNorm has
+    already made the same everywhere is left alone.
+    """
+    leaves, tree = jax.tree.flatten(result)
+    differs = [tracked_axes != AXES or bool(varying_axes(leaf)) for leaf in leaves]
+    parts = [leaf for leaf, d in zip(leaves, differs, strict=True) if d]
+    if tracked_axes == AXES:
+        parts = [lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying") for leaf in parts]
+    with jax.named_scope("metrics"):
+        sums, _ = together.reduce(parts, together.init(parts, dict.fromkeys(AXES, 1)))
+    means = iter(sums)
+    return jax.tree.unflatten(tree, [next(means) / devices if d else x for x, d in zip(leaves, differs, strict=True)])
+
+
+def mean_plan(
+    stats: PyTree, metrics: int, axis_sizes: Mapping[str, int], together: Reducer = _ONE_MESSAGE
+) -> tuple[Collective, ...]:
+    """The message of `_mean` for `metrics` scalars and running averages of these shapes."""
+    scalars = [jax.ShapeDtypeStruct((), "float32")] * metrics
+    return together.plan([stats, scalars], axis_sizes).collectives
+
+
+def warmed_decay(decay: float, steps: jax.Array) -> jax.Array:
+    """The decay of a moving average after `steps` steps: `min(decay, (1 + steps) / (10 + steps))`.
+
+    Otherwise the random parameters of the start would stay in it for `1 / (1 - decay)` steps. As TensorFlow's
+    `ExponentialMovingAverage` with `num_updates` has it, by which Inception was trained.
+
+    >>> [round(float(warmed_decay(0.9, jnp.array(steps))), 2) for steps in (0, 10, 1000)]
+    [0.1, 0.55, 0.9]
+    """
+    return jnp.minimum(decay, (1.0 + steps) / (10.0 + steps))
+
+
+def update_state(
+    state: TrainState,
+    grads: PyTree,
+    stats: PyTree,
+    optimizer: optax.GradientTransformation,
+    average_decay: float | None,
+) -> TrainState:
+    """The state after this gradient: optimizer, parameters and their moving average, and the count of steps."""
+    updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+    params = optax.apply_updates(state.params, updates)
+    average = state.average
+    if average_decay is not None:
+        average = optax.incremental_update(params, state.average, 1 - warmed_decay(average_decay, state.step))
+    return state._replace(step=state.step + 1, params=params, stats=stats, optimizer=optimizer_state, average=average)

@@ -1,0 +1,208 @@
+"""The step of the schedule 'local': each device updates parameters of its own, and now and then all take their mean."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxnet.comm import AXES, Averaging, BlockFilter, Collective, Reducer, Strategy
+from jaxnet.comm.guards import same_along, varying_axes
+from jaxnet.comm.reducer import BOUND_AXES
+from jaxnet.parallel.device_step import (
+    NOT_FINITE,
+    SKIPPED,
+    Metrics,
+    Skip,
+    StepFn,
+    example_keys,
+    loss_gradient,
+    update_state,
+    warmed_decay,
+)
+from jaxnet.parallel.state import TrainState
+from jaxnet.tasks.classification import Batch, LossFn, PyTree
+
+
+class Exchange(NamedTuple):
+    """What travels together; between rounds, a device's own.
+
+    Attributes:
+        params: the parameters, or in a synchronous step the gradients.
+        stats: BatchNorm's running averages.
+        metrics: of the step.
+        optimizer: float leaves of the optimizer's state, where they are averaged too.
+    """
+
+    params: PyTree
+    stats: PyTree
+    metrics: PyTree
+    optimizer: list[jax.Array]
+
+
+class BlockFilterState(NamedTuple):
+    """State of an optimizer under block-wise filtering.
+
+    Attributes:
+        own: that of the device's own optimizer.
+        anchor: the parameters with which all devices began the round.
+        delta: what the last round changed, smoothed.
+    """
+
+    own: PyTree
+    anchor: PyTree
+    delta: PyTree
+
+
+def local_optimizer(optimizer: optax.GradientTransformation, averaging: Averaging) -> optax.GradientTransformation:
+    """`optimizer`, with room in its state for what `averaging` remembers from round to round."""
+    if averaging.block is None:
+        return optimizer
+
+    def init(params: PyTree) -> BlockFilterState:
+        # A copy, because every leaf of the state is donated and must be a buffer of its own.
+        return BlockFilterState(
+            optimizer.init(params), jax.tree.map(jnp.copy, params), jax.tree.map(jnp.zeros_like, params)
+        )
+
+    def update(grads: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, BlockFilterState]:
+        updates, own = optimizer.update(grads, state.own, params)
+        return updates, state._replace(own=own)
+
+    return optax.GradientTransformation(init, update)
+
+
+def local_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    averaging: Averaging,
+    reducer: Reducer,
+    devices: int,
+    microbatches: int = 1,
+    average_decay: float | None = None,
+    skip: Skip | None = None,
+) -> StepFn:
+    """The step of one device of `devices`, on a state of its own, to run inside `jax.shard_map` over both axes.
+
+    What travels does so in branches that all devices take in the same steps, because the step number decides.
+    The moving average is one of what devices hold in common: a round of k steps moves it once, by `1 - d^k`. A device
+    skips a step by itself; the metric `skipped` is the mean over devices where a round ends.
+    """
+    mean = _mean_over(devices, reducer)
+    counted = {} if skip is None else {SKIPPED: jnp.zeros(())}
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        keys = example_keys(state.key, state.step, batch["id"])
+        grads, result = loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches)
+        synchronous = state.step < averaging.synchronous_steps
+        ends = ~synchronous & ((state.step + 1) % averaging.every == 0)
+        own = jax.tree.map(_varying, Exchange(grads, result.stats, result.metrics | counted, []))
+        if averaging.synchronous_steps:
+            own = lax.cond(synchronous, mean, lambda exchange: exchange, own)
+        update = functools.partial(update_state, state, own.params, own.stats, optimizer, None)
+        moves, found = synchronous, {}
+        if skip is None:
+            state, metrics = update(), own.metrics
+        else:
+            state, metrics = skip(update, state, state.comm, own.params, own.metrics)
+            moves, found = synchronous & (metrics[SKIPPED] == 0), {NOT_FINITE: metrics.pop(NOT_FINITE)}
+        state, metrics = _round_end(state, metrics, ends, averaging, devices, mean)
+        if average_decay is not None:
+            decay = warmed_decay(average_decay, state.step - 1)
+            kept = jnp.where(moves, decay, jnp.where(ends, decay**averaging.every, 1.0))
+            state = state._replace(average=optax.incremental_update(state.params, state.average, 1 - kept))
+        # Between rounds these are the device's own, and nothing travels only to have them read.
+        return state, jax.tree.map(lambda value: same_along(value, AXES), metrics | found)
+
+    return step
+
+
+def _round_end(
+    state: TrainState,
+    metrics: Metrics,
+    ends: jax.Array,
+    averaging: Averaging,
+    devices: int,
+    mean: Callable[[Exchange], Exchange],
+) -> tuple[TrainState, Metrics]:
+    """Everything as it is, or where the round `ends` the means of it."""
+
+    def averaged(own: Exchange, blocked: BlockFilterState | None) -> tuple[Exchange, BlockFilterState | None]:
+        means = mean(own)
+        if averaging.block is None or blocked is None:
+            return means, None
+        moved = _filtered(averaging.block, devices, means.params, blocked)
+        return means._replace(params=moved.anchor), moved
+
+    own, blocked = _parted(state.optimizer)
+    floats = _floats(own) if averaging.with_optimizer else []
+    exchange = Exchange(state.params, state.stats, metrics, floats)
+    after, blocked = lax.cond(ends, averaged, lambda *same: same, exchange, blocked)
+    if averaging.with_optimizer:
+        own = _with_floats(own, after.optimizer)
+    optimizer_state = own if blocked is None else blocked._replace(own=own)
+    return state._replace(params=after.params, stats=after.stats, optimizer=optimizer_state), after.metrics
+
+
+def _filtered(block: BlockFilter, devices: int, mean: PyTree, state: BlockFilterState) -> BlockFilterState:
+    momentum = block.momentum_among(devices)
+    delta = jax.tree.map(
+        lambda old, new, anchor: momentum * old + block.rate * (new - anchor), state.delta, mean, state.anchor
+    )
+    return state._replace(anchor=jax.tree.map(jnp.add, state.anchor, delta), delta=delta)
+
+
+def _mean_over(devices: int, reducer: Reducer) -> Callable[[Exchange], Exchange]:
+    def mean(own: Exchange) -> Exchange:
+        sums, _ = reducer.reduce(own, reducer.init(own, BOUND_AXES))
+        means: Exchange = jax.tree.map(lambda total: _varying(total / devices), sums)
+        return means
+
+    return mean
+
+
+def _varying(leaf: jax.Array) -> jax.Array:
+    return lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying")
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _floats(optimizer_state: PyTree) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(optimizer_state) if _is_float(leaf)]
+
+
+def _with_floats(optimizer_state: PyTree, floats: list[jax.Array]) -> PyTree:
+    means = iter(floats)
+    return jax.tree.map(lambda leaf: next(means) if _is_float(leaf) else leaf, optimizer_state)
+
+
+def _parted(optimizer_state: PyTree) -> tuple[PyTree, BlockFilterState | None]:
+    """The state of the device's own optimizer, and what is filtered; None if nothing is."""
+    if isinstance(optimizer_state, BlockFilterState):
+        return optimizer_state.own, optimizer_state._replace(own=None)
+    return optimizer_state, None
+
+
+def exchanged(state: TrainState, averaging: Averaging, metrics: int) -> Exchange:
+    """Shapes of what travels at the end of a round, for whole states of these shapes and so many metrics."""
+    scalars = [jax.ShapeDtypeStruct((), "float32")] * metrics
+    own, _ = _parted(state.optimizer)
+    return Exchange(state.params, state.stats, scalars, _floats(own) if averaging.with_optimizer else [])
+
+
+def local_plan(
+    strategy: Strategy, end: Exchange, total_steps: int, axis_sizes: Mapping[str, int]
+) -> tuple[tuple[Collective, ...], tuple[float, ...]]:
+    """The collectives of the step's program, where a round ends with `end`, and in what part of the steps each runs."""
+    averaging, reducer = strategy.averaging, strategy.reducer
+    assert averaging is not None
+    assert reducer is not None
+    means = reducer.plan(end, axis_sizes).collectives
+    gradients = reducer.plan(end._replace(optimizer=[]), axis_sizes).collectives if averaging.synchronous_steps else ()
+    shares = averaging.synchronous_share(total_steps), averaging.averaging_share(total_steps)
+    return gradients + means, (shares[0],) * len(gradients) + (shares[1],) * len(means)

@@ -1,0 +1,186 @@
+"""Everything that one step hands to the next."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from jaxnet.comm import Reducer, one_per_device, replicated
+from jaxnet.ensembles import member_keys
+from jaxnet.errors import InputError
+from jaxnet.models import Model
+from jaxnet.parallel.initial import with_values
+from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
+
+# ---- A loss scale for float16: gradients too small for its 5 bits of exponent are multiplied up, and divided again
+
+
+_FIRST = 2.0**15
+_LARGEST = 2.0**24  # far beyond what float16 holds; gradients in float32 still do not overflow
+_PATIENCE = 2000
+
+
+class LossScale(NamedTuple):
+    """What the loss is multiplied by; the same on every device.
+
+    Attributes:
+        scale: a power of two, so that neither way rounds, float32 [].
+        good: steps since it last changed or a step was skipped, int32 [].
+    """
+
+    scale: jax.Array
+    good: jax.Array
+
+    def next(self, good: jax.Array) -> "LossScale":
+        """After a step: half where its gradient was not `good`, twice after 2000 that were."""
+        count = jnp.where(good, self.good + 1, 0)
+        grown = count == _PATIENCE
+        factor = jnp.where(good, jnp.where(grown, 2.0, 1.0), 0.5)
+        return LossScale(jnp.clip(self.scale * factor, 1.0, _LARGEST), jnp.where(grown, 0, count))
+
+
+def first_scale() -> LossScale:
+    """That of the first step: too large for most networks, and right after a few halvings."""
+    return LossScale(jnp.float32(_FIRST), jnp.int32(0))
+
+
+def stored_scale() -> dict[str, np.generic]:
+    """The leaves of the first scale as a checkpoint of a `TrainState` names them: for one that was saved without."""
+    return {"scale/scale": np.float32(_FIRST), "scale/good": np.int32(0)}
+
+
+def scaled(loss_fn: LossFn, scale: LossScale | None) -> LossFn:
+    """`loss_fn` with its loss multiplied by the scale; metrics are those of the loss itself."""
+    if scale is None:
+        return loss_fn
+
+    def scaled_fn(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
+        loss, result = loss_fn(params, stats, batch, keys)
+        return loss * scale.scale, result
+
+    return scaled_fn
+
+
+def before_sum(grads: PyTree, scale: LossScale | None, comm: PyTree) -> PyTree:
+    """A device's gradients as they travel: still scaled, unless the reducer remembers some of them.
+
+    What it adds to the next message would otherwise be in the units of a scale that may have changed since.
+    """
+    if scale is None or not jax.tree.leaves(comm):
+        return grads
+    return jax.tree.map(lambda leaf: leaf / scale.scale, grads)
+
+
+def divisor(devices: int, scale: LossScale | None, comm: PyTree) -> int | jax.Array:
+    """What makes the mean gradient of a sum over `devices`."""
+    return devices if scale is None or jax.tree.leaves(comm) else devices * scale.scale
+
+
+def needs_scale(model: Any) -> bool:
+    """Whether a model computes in float16: its field `dtype` says so."""
+    dtype = getattr(model, "dtype", None)
+    return dtype is not None and jnp.dtype(dtype) == jnp.float16
+
+
+def check_scale(model: Any, skips: bool, strategy: str, schedule: str) -> None:
+    """Refuse float16 where no scale can be found for it."""
+    if not needs_scale(model):
+        return
+    if not skips:
+        raise InputError(
+            "model.dtype=float16 does not go with guard.skip=false: the loss scale is found by skipping steps that "
+            "overflow; leave guard.skip=true, or use model.dtype=bfloat16"
+        )
+    if schedule == "local":
+        raise InputError(
+            f"model.dtype=float16 does not go with strategy={strategy}, in which devices train by themselves and could "
+            "not agree on a loss scale; use model.dtype=bfloat16 or another strategy"
+        )
+
+
+class TrainState(NamedTuple):
+    """State of a run. Whole on every device, but for `comm`, whose leaves lead with [hosts, devices].
+
+    Under a 'deferred' schedule the step takes and gives parameters, their average and the optimizer's state in
+    parts, one a device; under a 'local' one each device has these and the running averages for itself. See `Layout`.
+    Checkpoints hold whole states under every schedule.
+
+    Attributes:
+        step: steps done, int32 [].
+        params: the model's parameters.
+        stats: BatchNorm's running averages; the mean over devices.
+        optimizer: the optimizer's state.
+        comm: the reducer's state, one per device.
+        average: exponential moving average of the parameters, or None.
+        key: key data of the run's random numbers, uint32 [2]; of an ensemble [members, 2].
+        scale: of the loss, where the model computes in float16; else None.
+    """
+
+    step: jax.Array
+    params: PyTree
+    stats: PyTree
+    optimizer: PyTree
+    comm: PyTree
+    average: PyTree | None
+    key: jax.Array
+    scale: LossScale | None = None
+
+
+def first_state(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    reducer: Reducer | None,
+    mesh: Mesh,
+    image_shape: tuple[int, ...],
+    seed: int,
+    initial: Mapping[str, jax.Array] = MappingProxyType({}),
+    *,
+    averaged: bool = False,
+    scaled: bool = False,
+    members: int | None = None,
+) -> TrainState:
+    """The whole state before the first step: a function of `seed`, and of values by name, the same on any mesh.
+
+    To be traced: `Layout.make` makes it on the mesh, and under `jax.eval_shape` it gives shapes alone. With `members`
+    the model is that of an ensemble, and the optimizer too.
+    """
+    key = jax.random.key(seed) if members is None else member_keys(seed, members)
+    variables = with_values(model.init(key, jnp.zeros((1, *image_shape), jnp.float32)), initial)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=variables.params,
+        stats=variables.stats,
+        optimizer=optimizer.init(variables.params),
+        comm=first_comm(reducer, variables.params, mesh),
+        # A copy, because every leaf of the state is donated and must be a buffer of its own.
+        average=jax.tree.map(jnp.copy, variables.params) if averaged else None,
+        key=jax.random.key_data(key),
+        scale=first_scale() if scaled else None,
+    )
+
+
+def first_comm(reducer: Reducer | None, params: PyTree, mesh: Mesh) -> PyTree:
+    """The reducer's state before the first step, one per device, for parameters of these shapes. To be traced."""
+    state = () if reducer is None else reducer.init(params, mesh.shape)
+    dims = tuple(mesh.shape.values())
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*dims, *leaf.shape)), state)
+
+
+def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
+    """The sharding of each leaf of a whole state."""
+    shardings = jax.tree.map(lambda _: replicated(mesh), state)
+    return shardings._replace(comm=jax.tree.map(lambda _: one_per_device(mesh), state.comm))
+
+
+def abstract_state(shapes: TrainState, mesh: Mesh) -> TrainState:
+    """Shapes of a whole state with their shardings on `mesh`: what a checkpoint is restored to."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        state_shardings(shapes, mesh),
+    )

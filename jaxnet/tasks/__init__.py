@@ -1,0 +1,1 @@
+"""What is minimized and measured: images in classes, with their augmentation."""

@@ -1,0 +1,109 @@
+"""A window of steps in the profiler, and the compiled programs as text."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxnet.comm import Check, verify
+from jaxnet.comm.pieces import HasText
+from jaxnet.config.run import Profile
+from jaxnet.parallel.state import TrainState
+from jaxnet.training.display import say_warning
+from jaxnet.training.ledger import Ledger
+from jaxnet.training.place import ProcessGroup
+from jaxnet.training.prepare import Experiment
+from jaxnet.training.resolutions import step_by_size
+
+# ---- The training step, compiled once for each size of images, and checked against its plan -----------
+
+
+class CompiledStep(NamedTuple):
+    """The step.
+
+    Attributes:
+        run: `(state, batch) -> (state, metrics)`.
+        check: what was found beside what was planned.
+        given: to the compiler.
+        made: by the compiler.
+    """
+
+    run: Callable[[TrainState, Any], Any]
+    check: Check
+    given: HasText
+    made: HasText
+
+
+def compile_step(experiment: Experiment, state: TrainState, place: ProcessGroup, ledger: Ledger) -> CompiledStep:
+    """Compile it for `state` and the run's batches."""
+    given = experiment.step.lower(state, experiment.batch_shapes)
+    with ledger.during("compile"):
+        made = given.compile()
+    check = verify(made.as_text() or "", experiment.planned, place.mesh.shape)
+    by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, made)
+    # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
+    return CompiledStep(experiment.step if place.cluster.ranks else by_size, check, given, made)
+
+
+class ProfileWindow:
+    """Traces steps `[start, start + steps)` into `<workdir>/profile/process_0`, and so on for each process.
+
+    Each step is annotated with its number. Look with `jaxnet timeline`, TensorBoard's xprof or Perfetto. A trace that
+    cannot be made or written is told in a warning: other processes would wait for one that ends over it.
+    """
+
+    def __init__(self, window: Profile, workdir: Path, process: int) -> None:
+        self._first, self._last = window.start, window.start + window.steps - 1
+        # A trace is named by its host: processes of one host would write into one file.
+        self._directory = workdir / "profile" / f"process_{process}"
+        self._running = False
+        self._annotation: jax.profiler.StepTraceAnnotation | None = None
+
+    def before(self, step: int) -> None:
+        """Call before step number `step` is dispatched."""
+        if step == self._first and self._last >= self._first:
+            self._running = self._managed(lambda: jax.profiler.start_trace(str(self._directory)))
+        if self._running:
+            self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
+            self._annotation.__enter__()
+
+    def after(self, step: int, result: object) -> None:
+        """Call after it; `result` is waited for at the end of the window, so that the trace holds whole steps."""
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+            self._annotation = None
+        if self._running and step == self._last:
+            jax.block_until_ready(result)
+            self.close()
+
+    def close(self) -> None:
+        """End a trace that is still running."""
+        if self._running:
+            self._running = False
+            self._managed(jax.profiler.stop_trace)
+
+    def _managed(self, act: Callable[[], None]) -> bool:
+        try:
+            act()
+        except (OSError, RuntimeError) as error:  # JAX's own errors are RuntimeErrors
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            say_warning(f"no trace in {self._directory}: {reason}; training goes on without")
+            return False
+        return True
+
+
+def write_programs(workdir: Path, lowered: HasText, compiled: HasText) -> None:
+    """Write the step as given to the compiler (StableHLO) and as optimized (HLO) to `<workdir>/hlo`, or warn."""
+    directory = workdir / "hlo"
+    texts = {"train_step.stablehlo.txt": lowered.as_text(), "train_step.optimized_hlo.txt": compiled.as_text()}
+    try:
+        directory.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (directory / name).write_text(text or "")
+    except OSError as error:
+        say_warning(f"{directory} cannot be written: {error.strerror}; training goes on without")
+        with suppress(OSError):  # half a program would pass for a whole one
+            for name in texts:
+                (directory / name).unlink(missing_ok=True)

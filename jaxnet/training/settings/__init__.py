@@ -1,1 +1,0 @@
-"""A config from its file and the command line, checked before anything runs."""
