@@ -3,6 +3,7 @@
 reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
 """
 
+from jaxnet.comm import codecs as codecs
 from jaxnet.comm.bucketed import after as after
 from jaxnet.comm.bucketed import bucketed as bucketed
 from jaxnet.comm.bucketed import during as during
@@ -19,6 +20,9 @@ from jaxnet.comm.by_name import takes_all_reduce as takes_all_reduce
 from jaxnet.comm.codecs import Codec as Codec
 from jaxnet.comm.compressed import compressed as compressed
 from jaxnet.comm.compressed import compressed_scattered as compressed_scattered
+from jaxnet.comm.expression import KiB as KiB
+from jaxnet.comm.expression import MiB as MiB
+from jaxnet.comm.expression import expressed as expressed
 from jaxnet.comm.halves import AllReduce as AllReduce
 from jaxnet.comm.halves import all_reduce as all_reduce
 from jaxnet.comm.halves import cast as cast
@@ -36,11 +40,11 @@ from jaxnet.comm.mpi import mpi_world as mpi_world
 from jaxnet.comm.order import backward_order as backward_order
 from jaxnet.comm.order import finish_time as finish_time
 from jaxnet.comm.order import merge_by_cost as merge_by_cost
+from jaxnet.comm.order import merged_by_cost as merged_by_cost
+from jaxnet.comm.order import merged_up_to as merged_up_to
 from jaxnet.comm.powersgd import PowerSGDState as PowerSGDState
 from jaxnet.comm.powersgd import powersgd as powersgd
 from jaxnet.comm.reducer import Collective as Collective
-from jaxnet.comm.reducer import KiB as KiB
-from jaxnet.comm.reducer import MiB as MiB
 from jaxnet.comm.reducer import Plan as Plan
 from jaxnet.comm.reducer import Reducer as Reducer
 from jaxnet.comm.reducer import as_gradient_transformation as as_gradient_transformation

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, unpack
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Plan, PyTree, Reducer
 
 
+@expressed
 def bucketed(
     inner: Reducer,
     bucket_bytes: int | None,
@@ -48,14 +50,16 @@ def bucketed(
     return _laid_out(inner, layout, in_flight)
 
 
+@expressed
 def grouped(inner: Reducer, choose: Callable[[Sequence[int]], Groups]) -> Reducer:
     """Sum a pytree as the groups of whole leaves that `choose` makes of the leaves' sizes in bytes.
 
     Law: as `bucketed`.
 
     Args:
-        choose: gives each message's leaves by their places, in the order in which messages are issued; see
-            `merge_by_cost`. A group of two dtypes becomes two messages.
+        choose: gives each message's leaves by their places, in the order in which messages are issued, such as
+            `merged_by_cost(...)` and `merged_up_to(...)`. A group of two dtypes becomes two messages. A function
+            of your own prints by its name.
 
     >>> from jaxnet.comm import all_reduce
     >>> reducer = grouped(all_reduce("host"), lambda sizes: [[0, 1], [2]])
@@ -134,6 +138,7 @@ def _require_state(state: PyTree, plan: BucketPlan) -> None:
         raise ValueError(f"wanted a tuple of {len(plan.buckets)} states, one a message, got {got}. {FIRST_STATE}")
 
 
+@expressed
 def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
     """Give the leaves to `inner` in another order: leaf `order[0]` first. The result's tree is unchanged.
 
@@ -156,6 +161,7 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
     )
 
 
+@expressed
 def after(inner: Reducer) -> Reducer:
     """Schedule: nothing travels before backward has produced every gradient (S-Caffe's SC-B).
 
@@ -169,6 +175,7 @@ def after(inner: Reducer) -> Reducer:
     return inner._replace(reduce=reduce_fn)
 
 
+@expressed
 def during(inner: Reducer) -> Reducer:
     """Schedule: a bucket travels as soon as backward has produced it (Caffe2, PyTorch DDP), in memory of its own.
 

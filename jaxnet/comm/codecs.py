@@ -3,11 +3,13 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jaxnet.comm.expression import default_text, expressed
 
 # ---- A codec is two pure functions between a message and the arrays that travel, and their shapes written down
 
@@ -20,6 +22,7 @@ class Codec(NamedTuple):
         decode: `decode(arrays, size) -> message`, `size` float32 elements again. Non-finite elements never
             come out as if nothing had happened: each codec says where they show.
         spec: `spec(ShapeDtypeStruct of the message) -> ShapeDtypeStructs of the arrays`.
+        expression: Python that makes it, where `codecs` is this module.
 
     >>> from jaxnet.comm import codecs
     >>> codec = codecs.two_bit(threshold=0.5)
@@ -33,8 +36,21 @@ class Codec(NamedTuple):
     encode: Callable[[jax.Array], tuple[jax.Array, ...]]
     decode: Callable[[Sequence[jax.Array], int], jax.Array]
     spec: Callable[[jax.ShapeDtypeStruct], tuple[jax.ShapeDtypeStruct, ...]]
+    expression: str = ""
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Codec", self.encode)
 
 
+_P = ParamSpec("_P")
+
+
+def _expressed(make: Callable[_P, Codec]) -> Callable[_P, Codec]:
+    """As `expressed`; the call is printed with the name of this module."""
+    return expressed(make, f"codecs.{make.__name__}")
+
+
+@_expressed
 def one_message(codec: Codec) -> Codec:
     """The same codec with one array on the wire: several arrays lie side by side as bytes.
 
@@ -161,6 +177,7 @@ float16 = Codec(
     _float16_arrays,
     _float16_message,
     lambda message: (jax.ShapeDtypeStruct(message.shape, jnp.float16),),
+    "codecs.float16",
 )
 """IEEE half precision, 1/2 of the bytes: 11 bits of mantissa (relative error at most 2^-11 between 6e-5 and 65504).
 
@@ -171,6 +188,7 @@ bfloat16 = Codec(
     _bfloat16_arrays,
     _bfloat16_message,
     lambda message: (jax.ShapeDtypeStruct(message.shape, jnp.uint16),),
+    "codecs.bfloat16",
 )
 """The upper half of a float32, 1/2 of the bytes: 8 bits of mantissa (relative error at most 2^-8), all its exponents.
 
@@ -185,6 +203,7 @@ _LEVELS = 127
 _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 
 
+@_expressed
 def int8(block: int = 256) -> Codec:
     """Round to 255 levels between minus and plus the largest magnitude of the block (EQuARX, 2025).
 
@@ -222,6 +241,7 @@ def int8(block: int = 256) -> Codec:
 # ---- One bit an element: its sign ---------------------------------------------------------------------
 
 
+@_expressed
 def one_bit(block: int = 1024) -> Codec:
     """Signs, with the mean of the positive and of the negative elements of each block (CNTK; Seide et al., 2014).
 
@@ -265,6 +285,7 @@ def _mean(rows: jax.Array, chosen: jax.Array) -> jax.Array:
 _ZERO, _UP, _DOWN, _NOT_FINITE = range(4)
 
 
+@_expressed
 def two_bit(threshold: float) -> Codec:
     """`+threshold` or `-threshold` where an element has reached it, else 0 (MXNet's gradient compression).
 
@@ -295,6 +316,7 @@ def two_bit(threshold: float) -> Codec:
     return Codec(encode, decode, spec)
 
 
+@_expressed
 def top_k(fraction: float) -> Codec:
     """The `fraction` of largest magnitude, at least one element, whole; the others as 0 (Aji and Heafield, 2017).
 

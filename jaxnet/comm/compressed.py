@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.codecs import Codec, one_message
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_array, require_floats, require_varying, same_along
 from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size
 from jaxnet.comm.sharded import rows_of, shard_size, whole_of
 
 
+@expressed
 def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
     """Sum over `axes` what `codec` leaves of each device's message: all-gather, decode all, add in float32.
 
@@ -56,6 +58,7 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
     return Reducer(init_fn, reduce_fn, plan_fn)
 
 
+@expressed
 def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = None, feedback: bool = True) -> Reducer:
     """Sum over `axes` in two exchanges: encoded parts to their owners, encoded sums of the parts to all.
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_array, require_divides, require_varying, same_along
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size, stateless
 from jaxnet.comm.topology import (
@@ -31,6 +32,7 @@ class AllReduce(Protocol):
     def __call__(self, *axes: str) -> Reducer: ...
 
 
+@expressed
 def all_reduce(*axes: str) -> Reducer:
     """Sum over `axes` with the backend's own all-reduce (NCCL; Gloo's ring; the TPU's torus).
 
@@ -50,6 +52,7 @@ def all_reduce(*axes: str) -> Reducer:
     return stateless(reduce, plan)
 
 
+@expressed
 def scattered(axis: Axis, inner: Reducer) -> Reducer:
     """Reduce-scatter over `axis`, `inner` on the part of each device, all-gather over `axis`.
 
@@ -98,6 +101,7 @@ def scattered(axis: Axis, inner: Reducer) -> Reducer:
     return Reducer(init_fn, reduce_fn, plan_fn)
 
 
+@expressed
 def cast(dtype: str, inner: Reducer) -> Reducer:
     """Send as `dtype` whatever `inner` sends, and sum in it; the result has the message's own dtype.
 

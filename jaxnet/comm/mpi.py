@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.expression import KiB, expressed
 from jaxnet.comm.guards import require_divides, require_varying, same_along, varying_axes
 from jaxnet.comm.halves import scattered
 from jaxnet.comm.mesh import HOST
-from jaxnet.comm.reducer import AxisSizes, Collective, KiB, Plan, Reducer, axis_size, stateless
+from jaxnet.comm.reducer import AxisSizes, Collective, Plan, Reducer, axis_size, stateless
 from jaxnet.comm.topology import Permutation, inverse, rotation
 from jaxnet.comm.trees import binomial, permutation_of
 
@@ -206,6 +207,7 @@ ALGORITHMS = ("library", "tree", "ring")
 _RING_FROM_BYTES = 32 * KiB  # of the message, for each rank
 
 
+@expressed
 def mpi_all_reduce(
     *axes: str,
     algorithm: Algorithm | None = None,

@@ -1,12 +1,15 @@
 """The order in which the backward pass produces gradients, read from the traced program."""
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.extend.core import Literal
 
 from jaxnet.comm.buckets import require_cap
+from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.reducer import PyTree
 
 
@@ -142,3 +145,62 @@ def finish_time(
         ready = max(ready_seconds[leaf] for leaf in group)
         done = max(done, ready) + (alpha + beta * sum(sizes_bytes[leaf] for leaf in group))
     return done
+
+
+# ---- Groupings: what `grouped` takes ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """`grouping(sizes_bytes) -> groups`, which prints as the expression that makes it.
+
+    Attributes:
+        choose: gives the groups of leaves of these sizes in bytes, as indices of leaves.
+        expression: Python that makes it; `expressed` fills it in.
+    """
+
+    choose: Callable[[Sequence[int]], Groups]
+    expression: str = ""
+
+    def __call__(self, sizes_bytes: Sequence[int]) -> Groups:
+        return self.choose(sizes_bytes)
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Grouping", self.choose)
+
+    def _replace(self, expression: str) -> "Grouping":
+        """As that of a NamedTuple, for `expressed`."""
+        return replace(self, expression=expression)
+
+
+@expressed
+def merged_up_to(most_bytes: int) -> Grouping:
+    """The groups of `merge_up_to`.
+
+    >>> merged_up_to(10)([4, 4, 4, 20, 1])
+    ((0, 1), (2,), (3,), (4,))
+    """
+    return Grouping(lambda sizes: merge_up_to(most_bytes, sizes))
+
+
+@expressed
+def merged_by_cost(
+    *, alpha: float, beta: float, seconds_per_byte: float = 0.0, ready_seconds: Sequence[float] | None = None
+) -> Grouping:
+    """The groups of `merge_by_cost`.
+
+    Args:
+        alpha: seconds that an all-reduce takes whatever its size.
+        beta: seconds for each byte of the message.
+        seconds_per_byte: of backward, for each byte of a leaf; used only without `ready_seconds`.
+        ready_seconds: when backward has produced each leaf, as measured.
+
+    >>> merged_by_cost(alpha=1, beta=1, ready_seconds=[0, 0.9, 1.8])([10, 1, 1])
+    ((0,), (1, 2))
+    """
+
+    def choose(sizes: Sequence[int]) -> Groups:
+        modelled = itertools.accumulate(seconds_per_byte * size for size in sizes)
+        return merge_by_cost(list(modelled) if ready_seconds is None else ready_seconds, sizes, alpha, beta)
+
+    return Grouping(choose)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.buckets import BucketPlan
+from jaxnet.comm.expression import default_text
 
 # ---- A collective operation as a plan names it: what travels, over which axes, at what cost in bytes --
 
@@ -123,9 +124,6 @@ def wire_bytes_per_axis(
 PyTree = Any
 AxisSizes = Mapping[str, int]
 
-KiB = 1024
-MiB = 1024 * KiB
-
 FIRST_STATE = "The first state is reducer.init(shapes, axis_sizes) of the same reducer, shapes and mesh."
 
 
@@ -171,16 +169,26 @@ class PlanFn(Protocol):
 
 
 class Reducer(NamedTuple):
-    """How values are summed over the mesh. See `InitFn`, `ReduceFn` and `PlanFn` for the contracts.
+    """How values are summed over the mesh. It prints as the expression that makes it.
 
-    `message` is what sums each message of a tree reducer by itself: the state is a tuple of one state a message, in
-    the order of the plan's buckets. None for a bucket reducer, and where messages depend on each other.
+    Attributes:
+        init: makes the state before the first step; see `InitFn`.
+        reduce: sums; see `ReduceFn`.
+        plan: says what travels; see `PlanFn`.
+        message: of a tree reducer that sums each message by itself, the bucket reducer that does. The state is then
+            a tuple of one state a message, in the order of the plan's buckets. None for a bucket reducer, and where
+            messages depend on each other.
+        expression: Python that makes it; `expressed` fills it in.
     """
 
     init: InitFn
     reduce: ReduceFn
     plan: PlanFn
     message: "Reducer | None" = None
+    expression: str = ""
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Reducer", self.reduce)
 
 
 class _BoundAxes(Mapping[str, int]):

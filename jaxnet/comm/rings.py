@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.halves import IDENTITY, Halves, Round, between, part_spec
 from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.topology import Axis, Line, rotation
@@ -11,6 +12,7 @@ from jaxnet.comm.topology import Axis, Line, rotation
 # ---- The ring: each device sends to the next, one part at a time --------------------------------------
 
 
+@expressed
 def ring(axis: Axis, inner: Reducer = IDENTITY, *, piece_bytes: int | None = None) -> Reducer:
     """Ring reduce-scatter over `axis`, `inner` on the part of each device, ring all-gather over `axis`.
 
@@ -62,6 +64,7 @@ def _ring_all_gather(part: jax.Array, line: Line) -> jax.Array:
     return jnp.roll(jnp.concatenate(parts), line.place() * part.size)
 
 
+@expressed
 def halving_doubling(axis: Axis, inner: Reducer = IDENTITY, *, piece_bytes: int | None = None) -> Reducer:
     """Reduce-scatter by recursive halving, `inner` on each device's part, all-gather by recursive doubling.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.buckets import Bucket, BucketPlan, pack, plan_buckets, require_cap, unpack
+from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.guards import require_summable, require_varying
 from jaxnet.comm.halves import Stages, gather_message, gather_plan, scatter_message, scatter_plan
 from jaxnet.comm.order import in_place, reordered
@@ -95,6 +96,7 @@ class Sharded(NamedTuple):
         gather: see `GatherFn`.
         split: `split(values) -> parts`: a device's part of values that are the same everywhere; moves nothing.
         plan: see `ShardPlanFn`.
+        expression: Python that makes it; `expressed` fills it in.
     """
 
     axes: tuple[str, ...]
@@ -102,8 +104,13 @@ class Sharded(NamedTuple):
     gather: GatherFn
     split: Callable[[PyTree], PyTree]
     plan: ShardPlanFn
+    expression: str = ""
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Sharded", self.scatter)
 
 
+@expressed
 def sharded(*stages: str | tuple[str, ...], bucket_bytes: int | None, split: bool = True) -> Sharded:
     """Parts over the axes of `stages`: reduce-scatter over each in turn, all-gather over each in reverse.
 
@@ -206,6 +213,7 @@ def _beside(columns: Sequence[jax.Array]) -> jax.Array:
     return columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
 
 
+@expressed
 def shards_in_order(order: Sequence[int], inner: Sharded) -> Sharded:
     """Give the leaves to `inner` in another order: leaf `order[0]` first. Trees are unchanged; see `in_order`."""
 
@@ -222,11 +230,13 @@ def shards_in_order(order: Sequence[int], inner: Sharded) -> Sharded:
     )
 
 
+@expressed
 def scatter_after(inner: Sharded) -> Sharded:
     """Schedule: nothing is scattered before backward has produced every gradient; see `after`."""
     return inner._replace(scatter=lambda values: inner.scatter(lax.optimization_barrier(values)))
 
 
+@expressed
 def as_reducer(inner: Sharded) -> Reducer:
     """Scatter, then gather at once: an all-reduce, for a loop that carries no parts."""
     return stateless(lambda values: inner.gather(inner.scatter(values), values), inner.plan)
@@ -235,6 +245,7 @@ def as_reducer(inner: Sharded) -> Reducer:
 # ---- Parts of leaves that lead with [members], such as several networks trained at once: a part of every member
 
 
+@expressed
 def stacked_shards(inner: Sharded) -> Sharded:
     """As `inner`, for leaves [members, ...], of which a device gets [members, part]: the same part of each member.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_varying, same_along
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Collective, Plan, PyTree, Reducer, axis_size
 
@@ -104,12 +105,15 @@ def summed_over(value: jax.Array, axis: Axis) -> jax.Array:
     return same_along(value, (axis,)) if isinstance(axis, str) else value
 
 
+@expressed
 def factored(axis: str, most: Sequence[int], build: Callable[..., Reducer]) -> Reducer:
     """Sum over `axis` with a reducer built from its factors, each of which stands for an axis.
 
     Neighbours along `axis` differ in the first factor. With `most=(4,)` on 8 devices there are two: groups of 4
     neighbours, and across these groups 2. A factor has the largest size that divides and is at most the one
     asked for, so one expression serves axes of any size: groups of at most 4 are groups of 3 on 6 devices.
+
+    The reducer prints `build` by its name, so its text evaluates where that name is known; that of a lambda does not.
 
     Args:
         axis: a mesh axis.

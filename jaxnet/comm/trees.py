@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_array, require_divides
 from jaxnet.comm.halves import IDENTITY, Halves, Round, between
 from jaxnet.comm.reducer import AxisSizes, Plan, PyTree, Reducer
@@ -101,6 +102,7 @@ def best_chunks(size: int, nbytes: float, latency: float, seconds_per_byte: floa
 # ---- Reduce to one root along an axis, and broadcast from it: the trees of MPI, S-Caffe and parameter servers
 
 
+@expressed
 def rooted(
     axis: Axis,
     inner: Reducer = IDENTITY,
