@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from jaxnet.comm import codecs
 from jaxnet.comm.bucketed import bucketed, grouped
-from jaxnet.comm.compressed import compressed, compressed_scattered
+from jaxnet.comm.compressed import cast, compressed, compressed_scattered
 from jaxnet.comm.expression import MiB
-from jaxnet.comm.halves import AllReduce, all_reduce, cast, scattered
+from jaxnet.comm.halves import AllReduce, all_reduce, scattered
 from jaxnet.comm.mesh import AXES, DEVICE, HOST
 from jaxnet.comm.order import merged_by_cost, merged_up_to
 from jaxnet.comm.powersgd import powersgd as by_rank

@@ -19,6 +19,7 @@ from jaxnet.comm import (
     KiB,
     Reducer,
     all_reduce,
+    as_reducer,
     bucketed,
     cast,
     codecs,
@@ -27,14 +28,15 @@ from jaxnet.comm import (
     factored,
     grouped,
     halving_doubling,
+    halving_doubling_halves,
     merged_by_cost,
     powersgd,
     ring,
+    ring_halves,
     rooted,
     scattered,
     sharded,
 )
-from jaxnet.comm.sharded import as_reducer
 from support import laws
 from support.laws import Trees, run_reducer, trees
 
@@ -95,13 +97,17 @@ REDUCERS = {
     "other_way_round": Case(bucketed(scattered("host", all_reduce("device")), 1 * KiB)),
     "scattered_twice": Case(bucketed(scattered("device", scattered("host", all_reduce())), 100)),
     "blueconnect": Case(bucketed(factored("device", (2,), scatters), None)),
-    "parts": Case(as_reducer(sharded("device", "host", bucket_bytes=64))),
+    "shards": Case(as_reducer(sharded("device", "host", bucket_bytes=64))),
     # Permutes
     "ring": Case(bucketed(ring("device", ring("host")), None)),
     "ring_in_pieces": Case(bucketed(ring("device", all_reduce("host"), piece_bytes=8), 200)),
     "torus": Case(bucketed(factored("device", (4,), rings), 200)),
     "halving_doubling": Case(bucketed(halving_doubling("device", halving_doubling("host")), None)),
     "halving_doubling_in_pieces": Case(bucketed(halving_doubling("host", all_reduce("device"), piece_bytes=12), 100)),
+    "shards_around_rings": Case(
+        as_reducer(sharded(ring_halves("device", piece_bytes=8), ring_halves("host"), bucket_bytes=64))
+    ),
+    "shards_by_halving": Case(as_reducer(sharded(halving_doubling_halves("device"), "host", bucket_bytes=100))),
     "binomial": Case(bucketed(rooted("device", rooted("host")), 100)),
     "chain": Case(bucketed(rooted("host", rooted("device", tree="chain"), tree="chain"), None)),
     "star": Case(bucketed(rooted("device", rooted("host", tree="star"), tree="star"), None)),
@@ -130,7 +136,7 @@ EXACT = [name for name, case in REDUCERS.items() if not case.lossy]
 # Each way from a tree to messages, and a few of the algorithms in them.
 LIFTS = (
     *("per_leaf", "flat", "buckets", "whole_leaves", "merged", "leaf_by_leaf_from_the_last", "after_backward"),
-    *("during_backward", "one_in_flight", "two_in_flight", "hierarchical", "parts", "halving_doubling", "float16"),
+    *("during_backward", "one_in_flight", "two_in_flight", "hierarchical", "shards", "halving_doubling", "float16"),
     "powersgd_of_nothing_worth_it",
 )
 MESHES = [(1, 8), (2, 4), (4, 2), (8, 1), (3, 2), (1, 1)]

@@ -69,6 +69,12 @@ def evaluated(value):
             "scatter_after(sharded('device', ('host',), bucket_bytes=None))",
         ),
         (
+            sharded(comm.ring_halves("device", piece_bytes=MiB), "host", bucket_bytes=MiB, split=False),
+            "sharded(ring_halves('device', piece_bytes=1 * MiB), 'host', bucket_bytes=1 * MiB, split=False)",
+        ),
+        (comm.bracket(comm.xla_halves("host"), ring("device")), "bracket(xla_halves('host'), ring('device'))"),
+        (comm.rooted_halves("host", tree="star"), "rooted_halves('host', tree='star')"),
+        (
             comm.as_reducer(comm.shards_in_order((1, 0), sharded("host", bucket_bytes=8))),
             "as_reducer(shards_in_order((1, 0), sharded('host', bucket_bytes=8)))",
         ),
