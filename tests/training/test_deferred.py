@@ -22,6 +22,7 @@ from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
 from jaxnet.parallel import StepOptions, form_of
 from jaxnet.parallel.state import abstract_state, first_state
 from jaxnet.tasks.classification import Pixels, classification_loss
+from jaxnet.training.plan import Plan
 from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
@@ -197,7 +198,7 @@ def programme(config, shape):
 @EVERY_MESH
 @EVERY_OPTIMIZER
 def test_the_step_holds_the_planned_collectives_and_no_others(name, shape):  # L6
-    experiment, mesh, check = programme(config_of(optimizer=OPTIMIZERS[name]), shape)
+    experiment, _, check = programme(config_of(optimizer=OPTIMIZERS[name]), shape)
     assert check.ok, check.explain()
     assert not check.extra
     norms = [c.elements for c in experiment.sends.collectives if c.kind == "all-reduce"]
@@ -221,7 +222,7 @@ def test_one_device_sends_nothing():  # L4
 
 
 def test_the_report_counts_every_element_once():
-    experiment, mesh, _ = programme(config_of(), (3, 2))
+    experiment, _, _ = programme(config_of(), (3, 2))
     report = experiment.plan.as_json()
     assert sum(bucket["elements"] for bucket in report["buckets"]) * 4 == report["gradient_bytes"]
     scattered = [c["elements"] for c in report["planned"] if c["kind"] == "reduce-scatter" and c["axes"] == ["device"]]

@@ -252,7 +252,7 @@ def test_bytes_are_means_over_the_steps_of_the_run():
 
 
 def test_the_report_names_what_travels():
-    experiment, mesh = prepared(config_of("local_sgd"))
+    experiment, _ = prepared(config_of("local_sgd"))
     [bucket] = experiment.plan.as_json()["buckets"]
     assert bucket["leaves"][0].startswith("params/")
     assert bucket["leaves"][-1].startswith("metrics/")

@@ -17,7 +17,9 @@ from support.training_runs import arrays, metrics
 
 def trained(workdir, monkeypatch, strategy, steps, devices):
     """Train as far as `steps` on so many devices of one host."""
-    monkeypatch.setattr(processes, "make_mesh", lambda hosts: comm.make_mesh(hosts, jax.devices()[:devices]))
+    monkeypatch.setattr(
+        "jaxnet.training.processes.make_mesh", lambda hosts: comm.make_mesh(hosts, jax.devices()[:devices])
+    )
     config = config_of(
         steps,
         model=CNN(10, widths=(4,), hidden=16),
