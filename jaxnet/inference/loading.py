@@ -13,7 +13,7 @@ import numpy as np
 import jaxnet.data
 import jaxnet.models
 from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves
-from jaxnet.checkpoints.files import described, differences
+from jaxnet.checkpoints.leaves import described, differences_text
 from jaxnet.config.file import load_config
 from jaxnet.config.keys import conforms, describe, field_types, is_group, is_plain, key_values
 from jaxnet.data import Inputs, inputs_of, open_split
@@ -142,9 +142,8 @@ def network_of_weights(path: Path, model: str | None = None) -> Network:
     architecture.check(str(path))
     # What a network has for training alone, such as auxiliary heads, is there and not wanted.
     there = {leaf: variables[leaf] for leaf in architecture.shapes if leaf in variables}
-    wrong = differences(described(there), described(architecture.shapes))
-    if wrong:
-        raise InputError(f"{path} does not hold the weights of {name}: {'; '.join(wrong[:5])}")
+    if wrong := differences_text(described(there), described(architecture.shapes)):
+        raise InputError(f"{path} does not hold the weights of {name}: {wrong}")
     return Network(architecture, jax.device_put(there, jax.devices()[0]), str(path))
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageOps
 
-from jaxnet.checkpoints.files import named_leaves
+from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import Inputs
 from jaxnet.data.photos.decoding import DamagedImage, opened
 from jaxnet.data.photos.views import centred

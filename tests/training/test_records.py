@@ -13,7 +13,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 import train
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from jaxnet.training.loop import Loop
