@@ -18,8 +18,8 @@ from PIL import Image, ImageOps
 
 from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import Inputs
-from jaxnet.data.photos.decoding import DamagedImage, opened
-from jaxnet.data.photos.views import centred
+from jaxnet.data.photos.decoding import DamagedImage, open_image
+from jaxnet.data.photos.views import centre_crop
 from jaxnet.data.source import PILLOW_MODES, to_mode
 from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError, one_line
@@ -48,7 +48,7 @@ def read_picture(path: Path, inputs: Inputs) -> np.ndarray:
         Unreadable: it is no whole JPEG or PNG file, or has more pixels than Pillow decodes (179 million).
     """
     try:
-        with opened(_bytes(path)) as picture:
+        with open_image(_bytes(path)) as picture:
             return fitted(picture, inputs)
     except DamagedImage as error:
         raise Unreadable(str(error)) from error
@@ -82,7 +82,7 @@ def fitted(picture: Image.Image, inputs: Inputs) -> np.ndarray:
     if inputs.resize is None:
         resized = upright.resize((width, height), Image.Resampling.BILINEAR)
     else:
-        resized = centred(upright, height, inputs.resize)
+        resized = centre_crop(upright, height, inputs.resize)
     return np.asarray(resized).reshape(inputs.image_shape)
 
 
