@@ -13,8 +13,9 @@ from jax import lax
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.weights import Target, convert, target_of
-from jaxnet.weights.convert import Misfit, converted, tensor_name, torch_shape
+from jaxnet.weights.convert import Misfit, converted, torch_shape
 from jaxnet.weights.files import WeightsMetadata, write_variables
+from jaxnet.weights.names import tensor_name
 
 IMAGE = (6, 5, 4)  # height, width and channels differ, so that no two are confused
 
