@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.errors import InputError
-from jaxnet.report.steps import ranges
-from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, common, without
+from jaxnet.report.steps import step_ranges
+from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, difference, intersection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def label_of(timed: TimedCollective) -> str:
 
 
 def _lines(timeline: Timeline) -> Iterator[str]:
-    yield f"{timeline.program}, step {timeline.step} (the trace holds {ranges(timeline.steps)}); times in ms"
+    yield f"{timeline.program}, step {timeline.step} (the trace holds {step_ranges(timeline.steps)}); times in ms"
     yield ""
     yield _TOTALS
     yield from (_totals(device) for device in timeline.devices)
@@ -182,8 +182,8 @@ def _draw_collective(
     axis: "Axes", timed: TimedCollective, compute: Sequence[Span], bottom: float, height: float
 ) -> None:
     colour, hatch = _STYLES[timed.kind]
-    _bars(axis, common([timed.span], compute), bottom, height, facecolor=colour, alpha=_HIDDEN_ALPHA)
-    _bars(axis, without([timed.span], compute), bottom, height, facecolor=colour)
+    _bars(axis, intersection([timed.span], compute), bottom, height, facecolor=colour, alpha=_HIDDEN_ALPHA)
+    _bars(axis, difference([timed.span], compute), bottom, height, facecolor=colour)
     _bars(axis, [timed.span], bottom, height, facecolor="none", edgecolor="white", hatch=hatch, linewidth=0.5)
     label, width = label_of(timed), axis.get_xlim()[1]
     if 1e3 * timed.span.length >= _CHARACTER * (len(label) + 0.5) * width:

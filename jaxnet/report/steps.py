@@ -1,7 +1,7 @@
 """Find the steps in a trace: which program is the step, which of its runs are whole, and the number of each.
 
 A step in pieces is several programs: the pieces of the backward pass, the sums of buckets, and at the end the update.
-`joined` puts them together first, as if they were one.
+`join_pieces` puts them together first, as if they were one.
 """
 
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ from jaxnet.report.trace import Event, Trace
 
 # ---- Whole steps ---------------------------------------------------------------------------------------
 
-Runs = dict[int, list[Event]]  # the events of each whole step of a process, by the step's number
+EventsByStep = dict[int, list[Event]]  # the events of each whole step of a process, by the step's number
 
 
 def step_program(trace: Trace) -> str:
@@ -37,7 +37,7 @@ def step_program(trace: Trace) -> str:
     return max(sorted(sent), key=sent.__getitem__)
 
 
-def runs_by_step(traces: Sequence[Trace], programs: Sequence[str]) -> list[Runs]:
+def runs_by_step(traces: Sequence[Trace], programs: Sequence[str]) -> list[EventsByStep]:
     """Return for each process the events of every whole step, by its number.
 
     Steps are counted back from the last run, which belongs to the last step: the host runs ahead, so a trace begins
@@ -62,7 +62,7 @@ def _in_order(trace: Trace, program: str) -> list[list[Event]]:
     return [runs[number] for number in sorted(runs)]
 
 
-def steps_of_all(runs: Sequence[Runs]) -> list[int]:
+def steps_of_all(runs: Sequence[EventsByStep]) -> list[int]:
     """Return the steps that every process has, in order."""
     steps = sorted(set.intersection(*(set(of_process) for of_process in runs)))
     if not steps:
@@ -70,20 +70,20 @@ def steps_of_all(runs: Sequence[Runs]) -> list[int]:
     return steps
 
 
-def typical(runs: Sequence[Runs], steps: Sequence[int]) -> int:
+def median_step(runs: Sequence[EventsByStep], steps: Sequence[int]) -> int:
     """Return the step of median length."""
     return sorted(steps, key=lambda step: _length(runs, step))[len(steps) // 2]
 
 
-def _length(runs: Sequence[Runs], step: int) -> int:
+def _length(runs: Sequence[EventsByStep], step: int) -> int:
     events = [event for of_process in runs for event in of_process[step]]
     return max(event.end for event in events) - min(event.start for event in events)
 
 
-def ranges(steps: Sequence[int]) -> str:
+def step_ranges(steps: Sequence[int]) -> str:
     """Write step numbers with ranges.
 
-    >>> ranges([3, 4, 5, 9])
+    >>> step_ranges([3, 4, 5, 9])
     '3 to 5, 9'
     """
     parts: list[list[int]] = []
@@ -107,7 +107,7 @@ _OURS = (f"jit_{PIECE}", _SUM, _UPDATE)
 Run = list[Event]  # the events of one execution of a program
 
 
-def joined(trace: Trace) -> Trace:
+def join_pieces(trace: Trace) -> Trace:
     """Return the trace with one program in place of those of a step in pieces; unchanged if there are none.
 
     An instruction in the n-th run of its program in a step is called `PROGRAM.n:NAME`. Equal messages share a program,

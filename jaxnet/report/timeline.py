@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jaxnet.errors import InputError
 from jaxnet.report.programs import TracedProgram, axes_of, bucket_of, message_bytes, scope_of
-from jaxnet.report.steps import joined, ranges, runs_by_step, step_program, steps_of_all, typical
+from jaxnet.report.steps import join_pieces, median_step, runs_by_step, step_program, step_ranges, steps_of_all
 from jaxnet.report.trace import Event, Trace
 
 # ---- Sets of spans --------------------------------------------------------------------------------------
@@ -45,10 +45,10 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def common(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
+def intersection(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     """Return the time that is in both; `a` and `b` are results of `union`.
 
-    >>> common([Span(0, 4)], [Span(1, 2), Span(3, 9)])
+    >>> intersection([Span(0, 4)], [Span(1, 2), Span(3, 9)])
     (Span(start=1, end=2), Span(start=3, end=4))
     """
     shared: list[Span] = []
@@ -64,18 +64,18 @@ def common(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(shared)
 
 
-def without(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
+def difference(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     """Return the time of `a` that is not in `b`; both are results of `union`.
 
-    >>> without([Span(0, 4)], [Span(1, 2), Span(3, 9)])
+    >>> difference([Span(0, 4)], [Span(1, 2), Span(3, 9)])
     (Span(start=0, end=1), Span(start=2, end=3))
     """
     ends = [float("-inf"), *(span.end for span in b)]
     starts = [*(span.start for span in b), float("inf")]
-    return common(a, [Span(end, start) for end, start in zip(ends, starts, strict=True)])
+    return intersection(a, [Span(end, start) for end, start in zip(ends, starts, strict=True)])
 
 
-def total(spans: Iterable[Span]) -> float:
+def total_seconds(spans: Iterable[Span]) -> float:
     """Return the seconds in a result of `union`."""
     return sum(span.length for span in spans)
 
@@ -146,17 +146,17 @@ class DeviceStep:
     @property
     def compute_seconds(self) -> float:
         """Time in which it computed."""
-        return total(self.compute)
+        return total_seconds(self.compute)
 
     @property
     def communication_seconds(self) -> float:
         """Time in which a collective was under way."""
-        return total(self.communicating)
+        return total_seconds(self.communicating)
 
     @property
     def exposed_seconds(self) -> float:
         """Time in which a collective was under way and nothing was computed."""
-        return total(without(self.communicating, self.compute))
+        return total_seconds(difference(self.communicating, self.compute))
 
     @property
     def overlap(self) -> float:
@@ -203,13 +203,13 @@ def timeline(traces: Sequence[Trace], step: int | None = None, axis_sizes: Mappi
     Raises:
         InputError: the trace holds no events of a program, no collectives, or no such step.
     """
-    traces = [joined(trace) for trace in traces]
+    traces = [join_pieces(trace) for trace in traces]
     programs = [step_program(trace) for trace in traces]
     runs = runs_by_step(traces, programs)
     steps = steps_of_all(runs)
-    step = typical(runs, steps) if step is None else step
+    step = median_step(runs, steps) if step is None else step
     if step not in steps:
-        raise InputError(f"step {step} is not whole in the trace; it holds {ranges(steps)}")
+        raise InputError(f"step {step} is not whole in the trace; it holds {step_ranges(steps)}")
     origin = min(event.start for of_process in runs for event in of_process[step])
     devices: list[DeviceStep] = []
     for trace, name, of_process in zip(traces, programs, runs, strict=True):
@@ -251,7 +251,7 @@ def _timed(
         size=max(map(len, found.groups), default=0),
         bytes=message_bytes(found),
         span=span,
-        hidden=total(common([span], compute)),
+        hidden=total_seconds(intersection([span], compute)),
     )
 
 

@@ -82,7 +82,7 @@ class PhotoRecords:
         require_labels(np.array(label), self.num_classes, f"record {row} of {self.origin}")
         return example[self.image_key], label, file_name(example)
 
-    def note(self, row: int, name: str, reason: DamagedImage) -> None:
+    def record_damage(self, row: int, name: str, reason: DamagedImage) -> None:
         """Record that `row` is damaged, and warn once; InputError if there are too many."""
         with self._lock:
             new = row not in self.damaged
@@ -202,11 +202,11 @@ class TrainingPhotos(_Photos):
                 data, label, name = self.records.read(candidate)
                 return self.view(data, draw, self.size), label, candidate
             except DamagedImage as error:
-                self.records.note(candidate, name, error)
+                self.records.record_damage(candidate, name, error)
         raise AssertionError("there is always another candidate")
 
     def _candidates(self, row: int, draw: int) -> Iterator[int]:
-        while True:  # `note` ends it when every record is damaged
+        while True:  # `record_damage` ends it when every record is damaged
             yield row
             draw = mix_bits(draw)
             row = draw % self.num_examples

@@ -32,7 +32,7 @@ from jaxnet.data.prepare.shards import (
     ShardReport,
     ShardTask,
     is_written,
-    place,
+    move_into_place,
     read_report,
     scratch,
     write_shard,
@@ -115,7 +115,7 @@ def prepare_imagenet(
         tasks = _tasks(entries, archives, info, num_shards)
         _write(tasks, work, _encoder(info), threads, watch)
         reports = {split: [read_report(work, task) for task in several] for split, several in tasks.items()}
-        _require_undamaged(summed(work, reports), allow_partial)
+        _require_undamaged(combine_reports(work, reports), allow_partial)
         return finish(info, work, reports)
     except (InputError, OSError) as error:
         # Another process may have finished first and removed the work directory: its result is the same.
@@ -174,7 +174,7 @@ def _cached(work: Path, split: str, find: Callable[[], np.ndarray], watch: Prepa
         with scratch(work) as own:
             with own.open("wb") as file:
                 np.save(file, found)
-            place(own, path)
+            move_into_place(own, path)
     return np.load(path)
 
 
@@ -290,7 +290,7 @@ def split_into_shards(entries: np.ndarray, num_shards: int | None = None) -> lis
 # ---- Description and final name ------------------------------------------------------------------------
 
 
-def summed(directory: Path, reports: dict[str, list[ShardReport]]) -> Prepared:
+def combine_reports(directory: Path, reports: dict[str, list[ShardReport]]) -> Prepared:
     """Combine the reports of all shards of all splits."""
     every = [report for split in reports.values() for report in split]
     return Prepared(
@@ -314,13 +314,13 @@ def finish(info: tfds.core.DatasetInfo, work: Path, reports: dict[str, list[Shar
 
     Several processes may do it at the same time: each file is renamed into place, and all write the same bytes.
     """
-    prepared = summed(Path(info.data_dir), reports)
+    prepared = combine_reports(Path(info.data_dir), reports)
     with tempfile.TemporaryDirectory(dir=work / "scratch") as own:
         _describe(info, Path(own), reports)
         summary = {"damaged": prepared.damaged, "converted": prepared.converted}
         Path(own, _SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
         for path in sorted(Path(own).iterdir()):
-            place(path, work / "shards" / path.name)
+            move_into_place(path, work / "shards" / path.name)
     prepared.directory.parent.mkdir(parents=True, exist_ok=True)
     (work / "shards").rename(prepared.directory)
     shutil.rmtree(work, ignore_errors=True)

@@ -123,8 +123,8 @@ def write_shard(
         _check(own, report.examples)
         with scratch(work) as note:
             note.write_text(json.dumps(report._asdict()))
-            place(note, work / "reports" / task.name)
-        place(own, work / "shards" / task.name)
+            move_into_place(note, work / "reports" / task.name)
+        move_into_place(own, work / "shards" / task.name)
 
 
 def read_report(work: Path, task: ShardTask) -> ShardReport:
@@ -142,7 +142,7 @@ def scratch(work: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def place(path: Path, target: Path) -> None:
+def move_into_place(path: Path, target: Path) -> None:
     """Flush a finished file to the disk, then rename it to `target`."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
