@@ -57,6 +57,9 @@ class Ensemble:
         return [replace(optimizer, learning_rate=rate, weight_decay=decay) for rate, decay in given]
 
 
+# ---- Members as one network ----------------------------------------------------------------------------
+
+
 def member_of(tree: PyTree, index: int) -> PyTree:
     """Return one member of a stacked tree."""
     return jax.tree.map(lambda leaf: lax.index_in_dim(leaf, index, keepdims=False), tree)
@@ -190,6 +193,9 @@ def evaluate_ensemble(
         result[metric] = sum(values[:-1]) / members
         result |= {f"{name}/{metric}": value for name, value in zip(names, values, strict=True)}
     return result | {"examples": count}
+
+
+# ---- Summary and table ---------------------------------------------------------------------------------
 
 
 def ensemble_summary(

@@ -40,166 +40,6 @@ class ShardedParams(NamedTuple):
     axes: tuple[str, ...]
 
 
-_NO_KERNELS = ("bias", "scale", "cls_token", "pos_embed")
-
-
-def decayed(params: PyTree) -> PyTree:
-    """Return which leaves weight decay and layer rates act on: kernels.
-
-    Excluded are BatchNorm's scale and bias, other biases of any shape, and a ViT's class token and positions.
-
-    >>> import jax.numpy as jnp
-    >>> decayed({"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3), "query": {"bias": jnp.zeros((2, 3))}})
-    {'bias': False, 'kernel': True, 'query': {'bias': False}}
-    """
-
-    def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
-        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in _NO_KERNELS
-
-    return jax.tree.map_with_path(is_kernel, params)
-
-
-# ---- Norms, whole or in parts ----------------------------------------------------------------------------
-
-
-def clipped(limit: float, parts: ShardedParams | None = None) -> optax.GradientTransformation:
-    """Scale the gradient down to the global norm `limit` if it is larger. With `parts` it sends one float."""
-
-    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
-        del params
-        norm = jnp.sqrt(_over_devices(_squares(updates, parts).sum(), parts))
-        scale = jnp.where(norm > limit, limit / norm, 1.0)
-        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
-
-    return optax.GradientTransformation(optax.init_empty_state, update_fn)
-
-
-def layer_rates(
-    coefficient: float, weight_decay: float, parts: ShardedParams | None = None
-) -> optax.GradientTransformation:
-    """LARS: scale each layer's gradient to its weights (You, Gitman and Ginsburg, 2017).
-
-    Weights w with the gradient g get `r (g + weight_decay w)`, `r = coefficient |w| / (|g| + weight_decay |w|)`, or
-    1 where that is 0 or undefined. Leaves that are not `decayed` keep g, without decay, as is usual. With `parts` it
-    sends two floats per layer, in one message.
-
-    With coefficient 1 and no decay it is the layer rate of LAMB, applied to Adam's updates with decay added.
-    """
-
-    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
-        if params is None:
-            raise ValueError("LARS needs the parameters: optimizer.update(grads, state, params)")
-        squares = jnp.stack([_squares(params, parts), _squares(updates, parts)])
-        weights, grads = jnp.sqrt(_over_devices(squares, parts))
-        bound = grads + weight_decay * weights
-        rates = jnp.where((weights > 0) & (bound > 0), coefficient * weights / jnp.where(bound > 0, bound, 1.0), 1.0)
-        leaves, tree = jax.tree.flatten(updates)
-        kernels = jax.tree.leaves(decayed(params if parts is None else parts.shapes))
-        scaled = [
-            rate.astype(g.dtype) * (g + weight_decay * w) if kernel else g
-            for g, w, rate, kernel in zip(leaves, jax.tree.leaves(params), rates, kernels, strict=True)
-        ]
-        return jax.tree.unflatten(tree, scaled), state
-
-    return optax.GradientTransformation(optax.init_empty_state, update_fn)
-
-
-def _squares(tree: PyTree, parts: ShardedParams | None) -> jax.Array:
-    """Return the sum of squares that this device contributes to each leaf, float32 [leaves]."""
-
-    def of_leaf(leaf: jax.Array) -> jax.Array:
-        square = jnp.square(leaf.astype(jnp.float32)).sum()
-        if parts is None or varying_axes(leaf).issuperset(parts.axes):
-            return square
-        # Every device holds the whole leaf: count it on one device only.
-        return jnp.where(lax.axis_index(parts.axes) == 0, square, 0.0)
-
-    return jnp.stack([of_leaf(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def _over_devices(squares: jax.Array, parts: ShardedParams | None) -> jax.Array:
-    return squares if parts is None else lax.psum(squares, parts.axes)
-
-
-def norm_plan(clip: bool, by_layer: bool, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
-    """Return the messages of `clipped` and of `layer_rates`."""
-    devices = axes_size(parts.axes, axis_sizes)
-    floats = [1] * clip + [2 * len(jax.tree.leaves(parts.shapes))] * by_layer
-    if devices == 1:
-        return ()
-    return tuple(Collective("all-reduce", parts.axes, devices, count, "float32") for count in floats)
-
-
-# ---- Groups with a rate of their own --------------------------------------------------------------------
-#
-# Such as a frozen body and a new head.
-
-Groups = tuple[tuple[str, float], ...]
-
-
-def multipliers(groups: Groups, params: PyTree) -> PyTree:
-    """Return for each parameter the multiplier of its learning rate; 1 if no pattern matches.
-
-    A pattern is a path such as 'layer1_0/conv1', includes everything below it, and may contain `*` (which crosses '/'),
-    `?` and `[...]`. The first pattern that matches counts.
-
-    >>> multipliers((("head", 10.0), ("*", 0.0)), {"body": {"kernel": 0}, "head": {"kernel": 0}})
-    {'body': {'kernel': 0.0}, 'head': {'kernel': 10.0}}
-
-    Raises:
-        InputError: a pattern matches no parameter, or every parameter is frozen.
-    """
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
-    for pattern, _ in groups:
-        if not any(_matches(path, pattern) for path in paths):
-            raise InputError(f"optimizer.groups: no parameter matches {pattern!r}; there are: {_some(paths)}")
-    of_paths = [next((by for pattern, by in groups if _matches(path, pattern)), 1.0) for path in paths]
-    if groups and not any(of_paths):
-        raise InputError("optimizer.groups: every parameter is frozen, by a multiplier of 0; leave one to train")
-    return jax.tree.unflatten(jax.tree.structure(params), of_paths)
-
-
-def in_groups(
-    groups: Groups,
-    make: Callable[[ShardedParams | None], optax.GradientTransformation],
-    parts: ShardedParams | None = None,
-) -> optax.GradientTransformation:
-    """Return the optimizer of `make` with rates by group.
-
-    It does not see frozen parameters (multiplier 0): they have no decay, no share in the gradient's norm, no state.
-    """
-    inner = optax.masked(
-        make(parts and moving(groups, parts)), lambda params: jax.tree.map(bool, multipliers(groups, params))
-    )
-
-    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
-        updates, state = inner.update(updates, state, params)
-        return jax.tree.map(_times, multipliers(groups, updates), updates), state
-
-    return optax.GradientTransformation(inner.init, update)
-
-
-def moving(groups: Groups, parts: ShardedParams) -> ShardedParams:
-    """Return the parts that an optimizer with these groups sees: those that are not frozen."""
-    rates = multipliers(groups, parts.shapes)
-    seen = jax.tree.map(lambda leaf, by: leaf if by else optax.MaskedNode(), parts.shapes, rates)
-    return parts._replace(shapes=seen)
-
-
-def _times(by: float, update: jax.Array) -> jax.Array:
-    # A frozen update is -0.0, because adding it keeps the bits of every number, including -0.0. Multiplying by 0 would
-    # turn infinities into NaN.
-    return update * by if by else jnp.full_like(update, -0.0)
-
-
-def _matches(path: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
-
-
-def _some(paths: list[str], most: int = 8) -> str:
-    return ", ".join(paths[:most]) + (f" and {len(paths) - most} more" if len(paths) > most else "")
-
-
 # ---- The optimizer of a config --------------------------------------------------------------------------
 
 
@@ -328,5 +168,164 @@ def _rules(config: Optimizer, rate: optax.Schedule, parts: ShardedParams | None)
 def optimizer_plan(config: Optimizer, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
     """Return the messages of an update of parts: the norms that span devices."""
     by_layer = config.name in ("lars", "lamb")
-    seen = moving(config.groups, parts) if config.groups else parts
+    seen = trainable_parts(config.groups, parts) if config.groups else parts
     return norm_plan(config.clip_norm is not None, by_layer, seen, axis_sizes)
+
+
+# ---- Groups with a rate of their own --------------------------------------------------------------------
+#
+# Such as a frozen body and a new head.
+
+Groups = tuple[tuple[str, float], ...]
+
+
+def multipliers(groups: Groups, params: PyTree) -> PyTree:
+    """Return for each parameter the multiplier of its learning rate; 1 if no pattern matches.
+
+    A pattern is a path such as 'layer1_0/conv1', includes everything below it, and may contain `*` (which crosses '/'),
+    `?` and `[...]`. The first pattern that matches counts.
+
+    >>> multipliers((("head", 10.0), ("*", 0.0)), {"body": {"kernel": 0}, "head": {"kernel": 0}})
+    {'body': {'kernel': 0.0}, 'head': {'kernel': 10.0}}
+
+    Raises:
+        InputError: a pattern matches no parameter, or every parameter is frozen.
+    """
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
+    for pattern, _ in groups:
+        if not any(_matches(path, pattern) for path in paths):
+            raise InputError(f"optimizer.groups: no parameter matches {pattern!r}; there are: {_some(paths)}")
+    of_paths = [next((by for pattern, by in groups if _matches(path, pattern)), 1.0) for path in paths]
+    if groups and not any(of_paths):
+        raise InputError("optimizer.groups: every parameter is frozen, by a multiplier of 0; leave one to train")
+    return jax.tree.unflatten(jax.tree.structure(params), of_paths)
+
+
+def in_groups(
+    groups: Groups,
+    make: Callable[[ShardedParams | None], optax.GradientTransformation],
+    parts: ShardedParams | None = None,
+) -> optax.GradientTransformation:
+    """Return the optimizer of `make` with rates by group.
+
+    It does not see frozen parameters (multiplier 0): they have no decay, no share in the gradient's norm, no state.
+    """
+    inner = optax.masked(
+        make(parts and trainable_parts(groups, parts)), lambda params: jax.tree.map(bool, multipliers(groups, params))
+    )
+
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
+        updates, state = inner.update(updates, state, params)
+        return jax.tree.map(_times, multipliers(groups, updates), updates), state
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def trainable_parts(groups: Groups, parts: ShardedParams) -> ShardedParams:
+    """Return the parts that an optimizer with these groups sees: those that are not frozen."""
+    rates = multipliers(groups, parts.shapes)
+    seen = jax.tree.map(lambda leaf, by: leaf if by else optax.MaskedNode(), parts.shapes, rates)
+    return parts._replace(shapes=seen)
+
+
+def _times(by: float, update: jax.Array) -> jax.Array:
+    # A frozen update is -0.0, because adding it keeps the bits of every number, including -0.0. Multiplying by 0 would
+    # turn infinities into NaN.
+    return update * by if by else jnp.full_like(update, -0.0)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
+
+
+def _some(paths: list[str], most: int = 8) -> str:
+    return ", ".join(paths[:most]) + (f" and {len(paths) - most} more" if len(paths) > most else "")
+
+
+# ---- Kernels and their norms, whole or in parts --------------------------------------------------------
+
+_NO_KERNELS = ("bias", "scale", "cls_token", "pos_embed")
+
+
+def decayed(params: PyTree) -> PyTree:
+    """Return which leaves weight decay and layer rates act on: kernels.
+
+    Excluded are BatchNorm's scale and bias, other biases of any shape, and a ViT's class token and positions.
+
+    >>> import jax.numpy as jnp
+    >>> decayed({"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3), "query": {"bias": jnp.zeros((2, 3))}})
+    {'bias': False, 'kernel': True, 'query': {'bias': False}}
+    """
+
+    def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
+        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in _NO_KERNELS
+
+    return jax.tree.map_with_path(is_kernel, params)
+
+
+def clipped(limit: float, parts: ShardedParams | None = None) -> optax.GradientTransformation:
+    """Scale the gradient down to the global norm `limit` if it is larger. With `parts` it sends one float."""
+
+    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        del params
+        norm = jnp.sqrt(_over_devices(_squares(updates, parts).sum(), parts))
+        scale = jnp.where(norm > limit, limit / norm, 1.0)
+        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
+def layer_rates(
+    coefficient: float, weight_decay: float, parts: ShardedParams | None = None
+) -> optax.GradientTransformation:
+    """LARS: scale each layer's gradient to its weights (You, Gitman and Ginsburg, 2017).
+
+    Weights w with the gradient g get `r (g + weight_decay w)`, `r = coefficient |w| / (|g| + weight_decay |w|)`, or
+    1 where that is 0 or undefined. Leaves that are not `decayed` keep g, without decay, as is usual. With `parts` it
+    sends two floats per layer, in one message.
+
+    With coefficient 1 and no decay it is the layer rate of LAMB, applied to Adam's updates with decay added.
+    """
+
+    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        if params is None:
+            raise ValueError("LARS needs the parameters: optimizer.update(grads, state, params)")
+        squares = jnp.stack([_squares(params, parts), _squares(updates, parts)])
+        weights, grads = jnp.sqrt(_over_devices(squares, parts))
+        bound = grads + weight_decay * weights
+        rates = jnp.where((weights > 0) & (bound > 0), coefficient * weights / jnp.where(bound > 0, bound, 1.0), 1.0)
+        leaves, tree = jax.tree.flatten(updates)
+        kernels = jax.tree.leaves(decayed(params if parts is None else parts.shapes))
+        scaled = [
+            rate.astype(g.dtype) * (g + weight_decay * w) if kernel else g
+            for g, w, rate, kernel in zip(leaves, jax.tree.leaves(params), rates, kernels, strict=True)
+        ]
+        return jax.tree.unflatten(tree, scaled), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
+def _squares(tree: PyTree, parts: ShardedParams | None) -> jax.Array:
+    """Return the sum of squares that this device contributes to each leaf, float32 [leaves]."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        square = jnp.square(leaf.astype(jnp.float32)).sum()
+        if parts is None or varying_axes(leaf).issuperset(parts.axes):
+            return square
+        # Every device holds the whole leaf: count it on one device only.
+        return jnp.where(lax.axis_index(parts.axes) == 0, square, 0.0)
+
+    return jnp.stack([of_leaf(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def _over_devices(squares: jax.Array, parts: ShardedParams | None) -> jax.Array:
+    return squares if parts is None else lax.psum(squares, parts.axes)
+
+
+def norm_plan(clip: bool, by_layer: bool, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
+    """Return the messages of `clipped` and of `layer_rates`."""
+    devices = axes_size(parts.axes, axis_sizes)
+    floats = [1] * clip + [2 * len(jax.tree.leaves(parts.shapes))] * by_layer
+    if devices == 1:
+        return ()
+    return tuple(Collective("all-reduce", parts.axes, devices, count, "float32") for count in floats)

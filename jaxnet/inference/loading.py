@@ -18,7 +18,7 @@ from jaxnet.errors import InputError
 from jaxnet.inference.export import load_exported
 from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
 from jaxnet.inference.predictor import Predictor, batch_sizes
-from jaxnet.inference.settings import as_trained, rebuilt_data, rebuilt_model, rebuilt_pixels
+from jaxnet.inference.settings import rebuild_data, rebuild_model, rebuild_pixels, with_trained_values
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.tasks.classification import Pixels
@@ -115,6 +115,9 @@ def _in_dtype(network: Network, dtype: str | None) -> Network:
     return Network(network.architecture.in_dtype(dtype), in_dtype(network.weights, dtype), network.where)
 
 
+# ---- A checkpoint of a run -----------------------------------------------------------------------------
+
+
 def _locate(path: Path, step: int | None, best: bool) -> tuple[Path, int | None]:
     """Return the directory of the steps, and the step that `path` names if it is one of them."""
     if not path.is_dir():
@@ -143,12 +146,12 @@ def _require_run(path: Path) -> Iterator[None]:
 
 def _architecture(found: FoundCheckpoint, config: str | Path | None) -> Architecture:
     where, settings = str(found.path), found.extra["config"]
-    pixels = rebuilt_pixels(settings, where)
+    pixels = rebuild_pixels(settings, where)
     if config is None:
-        model, data = rebuilt_model(settings, where), lambda: rebuilt_data(settings, where)
+        model, data = rebuild_model(settings, where), lambda: rebuild_data(settings, where)
     else:  # the config has the classes; their fields come from the run, whose command line may have changed them
         given = load_config(config)
-        model, data = as_trained(given.model, settings, "model."), lambda: given.data
+        model, data = with_trained_values(given.model, settings, "model."), lambda: given.data
     members = settings.get("ensemble.members", 1)  # older runs did not save it
     if not isinstance(members, int) or members < 1:
         raise InputError(f"{where}: ensemble.members is {members!r:.80}, wanted a number of at least 1")

@@ -119,7 +119,7 @@ def read_picture(path: Path, inputs: Inputs) -> np.ndarray:
     """
     try:
         with open_image(_bytes(path)) as picture:
-            return fitted(picture, inputs)
+            return fit_picture(picture, inputs)
     except DamagedImage as error:
         raise Unreadable(str(error)) from error
     except OSError as error:
@@ -141,10 +141,10 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def fitted(picture: Image.Image, inputs: Inputs) -> np.ndarray:
+def fit_picture(picture: Image.Image, inputs: Inputs) -> np.ndarray:
     """Return a picture of any size and mode as uint8 [height, width, channels].
 
-    >>> fitted(Image.new("L", (5, 4), 7), Inputs((2, 2, 1), 10))[0, 0]
+    >>> fit_picture(Image.new("L", (5, 4), 7), Inputs((2, 2, 1), 10))[0, 0]
     array([7], dtype=uint8)
     """
     height, width, channels = inputs.image_shape

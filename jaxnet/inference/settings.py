@@ -19,21 +19,21 @@ from jaxnet.tasks.classification import Pixels
 Settings = Mapping[str, Any]
 
 
-def rebuilt_model(settings: Settings, where: str) -> nn.Module:
+def rebuild_model(settings: Settings, where: str) -> nn.Module:
     """Return the model of a run, if its class is one of jaxnet.models; errors call the file `where`."""
     modules = _classes(vars(jaxnet.models).values(), nn.Module)
-    return rebuilt(settings, "model", modules, where)
+    return rebuild(settings, "model", modules, where)
 
 
-def rebuilt_pixels(settings: Settings, where: str) -> Pixels:
+def rebuild_pixels(settings: Settings, where: str) -> Pixels:
     """Return how a run normalized images."""
-    return rebuilt(settings, "pixels", _classes([Pixels]), where)
+    return rebuild(settings, "pixels", _classes([Pixels]), where)
 
 
-def rebuilt_data(settings: Settings, where: str) -> Any:
+def rebuild_data(settings: Settings, where: str) -> Any:
     """Return the data set of a run, if its class is one of jaxnet.data."""
     there = (value for value in vars(jaxnet.data).values() if hasattr(value, "load"))
-    return rebuilt(settings, "data", _classes(there), where)
+    return rebuild(settings, "data", _classes(there), where)
 
 
 def _classes(values: Iterable[Any], base: type = object) -> dict[str, type]:
@@ -41,14 +41,14 @@ def _classes(values: Iterable[Any], base: type = object) -> dict[str, type]:
     return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
 
 
-def rebuilt(settings: Settings, key: str, known: Mapping[str, type], where: str) -> Any:
+def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str) -> Any:
     """Return the object that was saved under `key`.
 
     Raises:
         InputError: its class is not in `known`, or does not accept the saved fields.
 
     >>> settings = {"pixels": "jaxnet.tasks.classification.Pixels", "pixels.mean": [0.1], "pixels.std": [0.2]}
-    >>> rebuilt_pixels(settings, "a checkpoint").mean
+    >>> rebuild_pixels(settings, "a checkpoint").mean
     (0.1,)
     """
     name = settings.get(key)
@@ -69,10 +69,10 @@ def rebuilt(settings: Settings, key: str, known: Mapping[str, type], where: str)
     return made
 
 
-def as_trained(given: Any, settings: Settings, prefix: str) -> Any:
+def with_trained_values(given: Any, settings: Settings, prefix: str) -> Any:
     """Return an object of a config with the plain values of the run: its command line may have changed them.
 
-    >>> as_trained(Pixels(), {"pixels.mean": [0.1], "pixels.other": 3}, "pixels.").mean
+    >>> with_trained_values(Pixels(), {"pixels.mean": [0.1], "pixels.other": 3}, "pixels.").mean
     (0.1,)
     """
     if not is_group(given):
@@ -82,7 +82,7 @@ def as_trained(given: Any, settings: Settings, prefix: str) -> Any:
         old, key = getattr(given, name), f"{prefix}{name}"
         new = _tuples(settings.get(key, old))
         if is_group(old):
-            changed[name] = as_trained(old, settings, f"{key}.")
+            changed[name] = with_trained_values(old, settings, f"{key}.")
         elif is_plain(old) and conforms(new, kind) and new != old:
             changed[name] = new
     return dataclasses.replace(given, **changed) if changed else given

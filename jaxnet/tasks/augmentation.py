@@ -37,7 +37,7 @@ class Augmentation:
     def _one(self, key: jax.Array, image: jax.Array) -> jax.Array:
         flip_key, shift_key, erase_key, colour_key = jax.random.split(key, 4)
         if self.brightness or self.contrast or self.saturation:
-            image = jittered(colour_key, image, self.brightness, self.contrast, self.saturation)
+            image = jitter_colours(colour_key, image, self.brightness, self.contrast, self.saturation)
         if self.flip:
             image = jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
         if self.shift:
@@ -70,7 +70,9 @@ def _erase(key: jax.Array, image: jax.Array, side: int) -> jax.Array:
 _LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey (ITU-R BT.601)
 
 
-def jittered(key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float) -> jax.Array:
+def jitter_colours(
+    key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float
+) -> jax.Array:
     """Scale brightness, contrast and saturation of an image by random factors, in this order.
 
     The image is [height, width, channels] with values 0 to 255. A factor is uniform in `[max(0, 1 - b), 1 + b]`.

@@ -99,7 +99,7 @@ def convert(
         if variable not in dropped:
             _require_weights(name, tensors[name])
     fitting = {
-        variable: converted(tensors[name], variable, target)
+        variable: convert_tensor(tensors[name], variable, target)
         for variable, name in found.items()
         if variable not in dropped
     }
@@ -123,11 +123,11 @@ def convert(
     )
 
 
-def converted(tensor: np.ndarray, variable: str, target: Target) -> np.ndarray | None:
+def convert_tensor(tensor: np.ndarray, variable: str, target: Target) -> np.ndarray | None:
     """Return a tensor as that variable of the model, float32; None if its shape does not fit.
 
     >>> target = Target({"params/fc/kernel": (3, 2)}, frozenset(), {})
-    >>> converted(np.arange(6).reshape(2, 3), "params/fc/kernel", target).tolist()
+    >>> convert_tensor(np.arange(6).reshape(2, 3), "params/fc/kernel", target).tolist()
     [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     """
     shape = target.shapes[variable]
