@@ -124,7 +124,7 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, PeerReport]:
     """All steps, as far as the last or a signal."""
     # ---- Loop: batch, step, log, evaluate, save, stop on a signal -----------------------------------------
     config, experiment, workdir, place, ledger = run.config, run.experiment, run.workdir, run.place, run.ledger
-    first_step, primary, ranks = run.beginning.step, place.primary, place.cluster.ranks
+    first_step, primary, ranks = run.beginning.step, place.primary, place.cluster.mpi
     goes_on = first_step < experiment.total_steps
     if primary and (goes_on or not (workdir / "config.json").exists()):
         write_whole(workdir / "config.json", to_json(config))
@@ -146,7 +146,7 @@ def loop(run: Run, quiet: bool) -> tuple[Outcome, PeerReport]:
             display.say(f"warning: {run.step.check.explain()}")
         if config.log.hlo and primary:
             write_programs(workdir, run.step.given, run.step.made)
-        gathered = [ranks.given_by_all] if ranks else []
+        gathered = [ranks.all_gather_object] if ranks else []
         peers = Peers(place.cluster, run.source, ledger, display.say)
         steps = Loop(
             config,

@@ -16,10 +16,10 @@ from jaxnet.checkpoints.storage import NO_DEFAULTS, Replaceable
 class Processes(Protocol):
     """How the processes of a run talk: all make the same calls in the same order."""
 
-    def told(self, make: Callable[[], Any]) -> Any:
+    def broadcast_object(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on process 0, which alone calls it. If it raises InputError, every process does."""
 
-    def given_by_all(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """The `value` of every process, in their order."""
 
 
@@ -46,8 +46,8 @@ class OneWriter:
         def make() -> None:
             self._own = Checkpointer(directory, keep=keep, best=best, fence=fence)
 
-        processes.told(make)
-        blind = [process for process, sees in enumerate(processes.given_by_all(directory.is_dir())) if not sees]
+        processes.broadcast_object(make)
+        blind = [process for process, sees in enumerate(processes.all_gather_object(directory.is_dir())) if not sees]
         if blind:
             raise not_shared(directory, blind)
 
@@ -81,7 +81,7 @@ class OneWriter:
         step, extra, replaced = about
         leaves = iter(jax.tree.leaves([each.state for each in found]))
         # A leaf at a time, because MPI libraries count the bytes of a message with 32 bits.
-        arrays = jax.tree.map(lambda _: self._processes.told(lambda: np.asarray(next(leaves))), like)
+        arrays = jax.tree.map(lambda _: self._processes.broadcast_object(lambda: np.asarray(next(leaves))), like)
         state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, like)
         return Restored(step, state, extra, replaced)
 
@@ -107,7 +107,7 @@ class OneWriter:
             assert self._own is not None, "process 0 has made it"
             return make(self._own)
 
-        return self._processes.told(on_first)
+        return self._processes.broadcast_object(on_first)
 
 
 class FaultTolerantCheckpoints:

@@ -68,7 +68,7 @@ def _run_in_job(args: argparse.Namespace) -> int:
 def run_doctor(args: argparse.Namespace) -> int:
     """Examine, and print what was found."""
     from jaxnet.operations.doctor.examine import diagnosis_json, diagnosis_text, examine
-    from jaxnet.operations.doctor.finding import any_left
+    from jaxnet.operations.doctor.waiting import any_left
 
     diagnosis = examine(_examination(args))
     if diagnosis.speaks:

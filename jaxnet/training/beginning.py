@@ -44,7 +44,7 @@ class Beginning(NamedTuple):
 
 def open_checkpoints(config: Config, workdir: Path, place: ProcessGroup, fence: Fence) -> FaultTolerantCheckpoints:
     """The run's checkpoints; with MPI, where no array spans the processes, those of rank 0."""
-    directory, keep, ranks = workdir / "checkpoints", config.checkpoints.keep, place.cluster.ranks
+    directory, keep, ranks = workdir / "checkpoints", config.checkpoints.keep, place.cluster.mpi
     checkpoints: Checkpointer | OneWriter
     if ranks:
         checkpoints = OneWriter(directory, ranks, keep=keep, best="accuracy", fence=fence)

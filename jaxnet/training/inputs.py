@@ -35,7 +35,7 @@ Evaluate = Callable[[TrainState], dict[str, float]]
 
 def make_evaluate(config: Config, experiment: Experiment, place: ProcessGroup, source: Source) -> Evaluate:
     """A function of a state, for the run's network or its ensemble."""
-    mesh, ensemble, ranks = place.mesh, config.ensemble.on, place.cluster.ranks
+    mesh, ensemble, ranks = place.mesh, config.ensemble.on, place.cluster.mpi
     step = (make_ensemble_eval_step if ensemble else make_eval_step)(experiment.model, config.pixels, mesh)
     across = [ranks.totals] if ranks else []
 

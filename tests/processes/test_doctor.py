@@ -23,7 +23,7 @@ arguments = ["doctor", "--json", *sys.argv[1:]]
 
 def own_mounts():
     '''Let what this rank mounts be seen by itself alone.'''
-    from jaxnet.cluster.lab import kernel
+    from jaxnet.operations.lab import kernel
     kernel.unshare(kernel.NEW_MOUNTS)
     kernel.keep_mounts_private()
 
@@ -154,7 +154,7 @@ def test_a_rank_that_falls_silent(local):
     plant = """
 if rank == 1:
     import signal
-    from jaxnet.cluster.doctor import examine
+    from jaxnet.operations.doctor import examine
     examine.check_clocks = lambda talk: signal.pause()
 """
     told = local(plant, "--timeout", "6")
@@ -164,7 +164,7 @@ if rank == 1:
 def test_an_all_reduce_that_hangs(local):
     plant = """
 import threading
-from jaxnet.cluster.doctor import devices
+from jaxnet.operations.doctor import devices
 if rank == 1: devices._time_sums = lambda elements: threading.Event().wait()
 """
     told = local(plant, "--timeout", "6")

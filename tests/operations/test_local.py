@@ -6,7 +6,8 @@ import pytest
 
 from jaxnet.cluster.environment import find_place
 from jaxnet.errors import InputError
-from jaxnet.operations.local import find_command, rank_environment
+from jaxnet.operations.launchers.job import find_command
+from jaxnet.operations.launchers.local import rank_environment
 
 
 def test_a_python_file_runs_with_this_interpreter(tmp_path):
