@@ -16,6 +16,11 @@ def test_a_python_file_runs_with_this_interpreter(tmp_path):
     assert find_command([str(program), "--x"]) == [sys.executable, str(program), "--x"]
 
 
+def test_jaxnet_runs_with_this_interpreter_whatever_the_path_is(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_command(["jaxnet", "doctor"]) == [sys.executable, "-m", "jaxnet", "doctor"]
+
+
 def test_a_program_is_found_on_the_path():
     assert find_command(["sh", "-c", "true"])[0].endswith("/sh")
 
@@ -24,7 +29,7 @@ def test_a_program_is_found_on_the_path():
     ("command", "message"),
     [
         ([], "no command to launch"),
-        (["nowhere/train.py"], "no such file: nowhere/train.py"),
+        (["nowhere/train.py"], "no such file: nowhere/train.py .* -- jaxnet train --config FILE"),
         (["no-such-program"], "no such program: no-such-program"),
     ],
 )
