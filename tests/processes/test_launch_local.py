@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT, Program, await_gone, launch, write_program
+from support.programs import Program, await_gone, launch, write_program
 
 pytestmark = pytest.mark.processes
 
@@ -273,10 +273,3 @@ exit_cleanly(main, leave)
 
 def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_the_tether_needs_nothing_of_ours():
-    """It starts once for each rank, without site packages."""
-    text = (ROOT / "jaxnet" / "cluster" / "tether.py").read_text()
-    assert "import jax" not in text
-    assert "from jaxnet" not in text
