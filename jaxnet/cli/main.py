@@ -15,22 +15,22 @@ from jaxnet.cli.models import add_import, add_models
 from jaxnet.cli.plan import add_plan, add_strategies
 from jaxnet.cli.predict import add_export, add_predict
 from jaxnet.cli.report import add_report, add_timeline
+from jaxnet.cli.train import add_train
 from jaxnet.cluster.huge_pages import use_huge_pages
 from jaxnet.command_line import Parser
 from jaxnet.errors import InputError, drop, exit_cleanly, say
 
 # No module of this package imports JAX before it runs a command, so that `jaxnet --help` answers at once.
 _COMMANDS = (
-    *(add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
+    *(add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
     *(add_predict, add_export, add_bench, add_timeline, add_report, add_data),
 )
 
-_DESCRIPTION = """\
-Train Flax models on many devices and hosts, data-parallel, and choose how gradients travel. These commands start jobs,
-check hosts, plan and measure communication, and use what was trained; train.py trains."""
+_DESCRIPTION = "Train Flax models on many devices and hosts, and see, measure and choose how their gradients travel."
 
 _EXAMPLES = """\
 examples:
+  jaxnet train --config configs/digits.py
   jaxnet launch local --processes 2 -- train.py --config configs/digits.py
   jaxnet launch local --help
   jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py

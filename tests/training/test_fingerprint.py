@@ -11,7 +11,7 @@ from jaxnet.data.photos import datasets
 from jaxnet.data.photos.decoding import PILLOW
 from jaxnet.models import CNN
 from jaxnet.operations.doctor.examine import _same
-from jaxnet.training.place import fingerprint, other_decoder
+from jaxnet.training.processes import fingerprint, other_decoder
 
 DIGITS = Config(model=CNN(10), data=Digits(), epochs=1, batch_size=8)
 PHOTOS = Config(model=CNN(10), data=Photos("album"), epochs=1, batch_size=8)
