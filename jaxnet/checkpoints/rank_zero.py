@@ -18,10 +18,10 @@ from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable
 class Processes(Protocol):
     """How the processes of a run talk: all make the same calls in the same order."""
 
-    def told(self, make: Callable[[], Any]) -> Any:
+    def broadcast_object(self, make: Callable[[], Any]) -> Any:
         """Call `make` on process 0 and return its result on all; an InputError is raised on all too."""
 
-    def given_by_all(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """Return the `value` of every process, in rank order."""
 
 
@@ -48,8 +48,8 @@ class OneWriter:
         def make() -> None:
             self._own = Checkpointer(directory, keep=keep, best=best, fence=fence)
 
-        processes.told(make)
-        blind = [process for process, sees in enumerate(processes.given_by_all(directory.is_dir())) if not sees]
+        processes.broadcast_object(make)
+        blind = [process for process, sees in enumerate(processes.all_gather_object(directory.is_dir())) if not sees]
         if blind:
             raise not_shared(directory, blind)
 
@@ -83,7 +83,7 @@ class OneWriter:
         step, extra, replaced = about
         leaves = iter(jax.tree.leaves([each.state for each in found]))
         # One leaf at a time, because MPI libraries count the bytes of a message with 32 bits.
-        arrays = jax.tree.map(lambda _: self._processes.told(lambda: np.asarray(next(leaves))), like)
+        arrays = jax.tree.map(lambda _: self._processes.broadcast_object(lambda: np.asarray(next(leaves))), like)
         state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, like)
         return Restored(step, state, extra, replaced)
 
@@ -92,7 +92,7 @@ class OneWriter:
         self._write(Checkpointer.close)
 
     def _write(self, act: Callable[[Checkpointer], None]) -> None:
-        """Do `act` on rank 0, and raise its NotSaved on all: `told` would turn it into a plain InputError."""
+        """Do `act` on rank 0, and raise its NotSaved on all, which a broadcast would make a plain InputError."""
 
         def failure_of(own: Checkpointer) -> str:
             try:
@@ -109,4 +109,4 @@ class OneWriter:
             assert self._own is not None, "rank 0 made it in __init__"
             return act(self._own)
 
-        return self._processes.told(on_first)
+        return self._processes.broadcast_object(on_first)

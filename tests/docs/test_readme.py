@@ -113,7 +113,9 @@ def launched(arguments):
     """What `jaxnet launch local` would start."""
     commands = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxnet.operations.local.launch_local", lambda command, *_, **__: commands.append(command) or 0)
+        patch.setattr(
+            "jaxnet.operations.launchers.local.launch_local", lambda command, *_, **__: commands.append(command) or 0
+        )
         assert run_jaxnet(arguments) == 0
     [command] = commands
     return command
