@@ -71,7 +71,7 @@ def check(words):
             check_make(target, dict(setting.split("=", 1) for setting in settings))
         case ["train.py", *arguments] | ["python", "train.py", *arguments]:
             args = train.parse(arguments)
-            load_config(args.config, args.overrides)
+            load_config(args.config, *args.overrides)
         case ["mpirun", "-n", _, ".venv/bin/python", "-m", "mpi4py", *command]:
             check(command)
         case ["jaxnet", "launch", *arguments] if "--dry-run" in arguments:
