@@ -34,8 +34,10 @@ settings.load_profile("jaxnet")
 def pytest_configure(config):
     """One directory for what the runs of all tests compile: most run the same program.
 
-    Who is told to end first says what failed.
+    A pytest that is told to end first says what failed.
     """
+    # A shell has its background jobs ignore SIGINT, and the programs that tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # the workers inherit it
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Else each of the hundreds of processes that tests start would compile every module of jaxnet.

@@ -144,14 +144,6 @@ def test_a_killed_run_continues_on_another_topology(run, killed, tmp_path, place
     assert (got["steps"], got["processes"]) == (STEPS, place.processes)
 
 
-@pytest.fixture
-def interruptible():
-    """A shell lets what it runs in the background ignore SIGINT, and so would all that is started from there."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def stop_one(workdir, number, rank, before):
     """Continue a run from step `before` and send a signal to a rank, or to the launcher; the step of the stop."""
     with start(workdir, TWO, PACE_SECONDS="0.2") as program:
@@ -171,7 +163,6 @@ def stop_one(workdir, number, rank, before):
     return step
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_stopped_by_signals_and_continued_it_ends_as_unbroken(run, tmp_path):
     """Each time all save the same step and exit with 0, whoever got the signal."""
     step = 0
