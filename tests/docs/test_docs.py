@@ -1,5 +1,7 @@
 """The pages under docs/ but the guide: their programs run, links lead somewhere, design notes stay short."""
 
+import re
+
 import pytest
 
 from support.markdown import blocks, broken_links, check_python, pages
@@ -7,6 +9,7 @@ from support.programs import ROOT
 
 PAGES = pages("docs")
 PROGRAMS = [block for page in PAGES if not page.startswith("docs/guide/") for block in blocks(page, "python")]
+OURS = {"jaxnet", "configs", "tests", "benchmarks", "launch", "notebooks", "docs", "tools"}
 NOTES = [page for page in pages("docs/design") if not page.endswith("README.md")]
 
 
@@ -18,6 +21,13 @@ def test_a_program_runs_as_it_stands(block, tmp_path):
 @pytest.mark.parametrize("page", [*PAGES, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/peers/README.md"])
 def test_links_lead_somewhere(page):
     assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/LOG.md"])  # the log is as it was written
+def test_files_that_are_named_are_there(page):
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", (ROOT / page).read_text())
+    ours = [path for path in named if path.split("/")[0] in OURS]
+    assert [path for path in ours if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", NOTES)
