@@ -16,7 +16,7 @@ import sys
 import jax
 import pytest
 
-import train
+import jaxnet.cli.train
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.comm import STRATEGIES
 from jaxnet.config.file import load_config
@@ -85,8 +85,7 @@ def check(words):
         case ["jaxnet", "lab", *arguments]:
             check(started("jaxnet.operations.lab.run.run_lab", ["lab", *arguments]))
         case ["jaxnet", "train", *arguments] | ["python", "train.py", *arguments] | ["train.py", *arguments]:
-            args = train.parse(arguments)
-            load_config(args.config, args.overrides)
+            check_config(arguments)
         case ["jaxnet", command, *_] if command in LOOKED_AT:
             check_options(words)
         case ["make", target, *settings]:
@@ -109,6 +108,16 @@ def ask(arguments):
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def check_config(arguments):
+    """Load the config that `jaxnet train ARGUMENTS` would train."""
+    given = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxnet.cli.train.run_train", lambda args: given.append(args) or 0)
+        assert jaxnet.cli.train.main(arguments) == 0
+    [args] = given
+    load_config(args.config, *args.overrides)
 
 
 def check_options(words):
