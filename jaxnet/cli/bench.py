@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from jaxnet.command_line import Commands, Parser, given_path, mesh_sizes, positive
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxnet.command_line import Parser
+    from jaxnet.cost.workloads import Workload
 
 
 # ---- `jaxnet bench inference`: latency and throughput of a network, by the size of the batch ----------
@@ -97,6 +99,7 @@ _BENCH_EXAMPLES = """\
 examples:
   jaxnet bench collectives --mesh 2x4 --bytes 1KiB,1MiB
   jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host
+  jaxnet bench step --config configs/digits.py --strategy xla --strategy hierarchical
   jaxnet bench step --mesh 2x4 --strategy xla --strategy ddp:4MiB --strategy hierarchical
   jaxnet launch local --processes 2 -- jaxnet bench step --strategy flat --strategy ddp --model vgg
   jaxnet bench inference --model alexnet --batch 1,2,4,8,16,32,64,128,256
@@ -132,8 +135,15 @@ def _add_step(kinds: Commands) -> None:
         help="see `jaxnet strategies`; BYTES: its bucket size; +pieces: the step as several programs, launched from "
         "two threads, one device a process; ratios are to the first",
     )
-    parser.add_argument("--model", default="dense", metavar="NAME", help="dense, vgg, resnet50 or small")
-    parser.add_argument("--batch", type=positive, metavar="N", help="examples a host; default: the model's")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="time the model and data of a Python file with get_config(), which is run, as the trainer trains it",
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
+    )
+    parser.add_argument("--batch", type=positive, metavar="N", help="examples a host; default: the workload's own")
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="default 7")
     parser.add_argument("--steps-per-round", type=positive, default=5, metavar="N", help="default 5")
     parser.add_argument(
@@ -143,6 +153,7 @@ def _add_step(kinds: Commands) -> None:
     parser.add_argument(
         "--trace", type=given_path, metavar="DIR", help="trace a few more steps of each, for `jaxnet timeline`"
     )
+    parser.add_overrides()
 
 
 def _subcommand(
@@ -153,7 +164,7 @@ def _subcommand(
         "--mesh",
         type=mesh_sizes,
         metavar="HxD",
-        help="hosts x devices; a single process emulates them on the CPU, several must have that many",
+        help="hosts x devices; a single process emulates them on the CPU, several have that many; with --config 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: _run_in_job(run, args))
@@ -189,20 +200,45 @@ def run_step(args: argparse.Namespace) -> int:
     """Run `jaxnet bench step`."""
     from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy
     from jaxnet.cost.tables import check_plot, plot_steps, step_text
-    from jaxnet.cost.workloads import named_workload
 
     if args.plot:
         check_plot(args.plot)
     if args.trace:
         check_trace(args.trace)
     strategies = {label: labelled_strategy(label, args.bucket_bytes) for label in args.strategy}
-    workload = named_workload(args.model, args.batch)
+    _check_workload(args)
     mesh = _start(args)
-    report = bench_steps(workload, strategies, mesh, args.rounds, args.steps_per_round, args.trace)
+    report = bench_steps(_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
     _print(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.plot and _prints():
         plot_steps(report, args.plot)
     return 0
+
+
+def _check_workload(args: argparse.Namespace) -> None:
+    """Refuse, before anything is started, what cannot be timed."""
+    from jaxnet.cost.shapes import SIZES
+
+    if args.config is None:
+        if args.overrides:
+            raise InputError(f"{args.overrides[0]}: give --config FILE too; a built-in workload has no keys")
+        _choose("--model", args.model or "dense", SIZES)
+    elif args.model or args.batch:
+        raise InputError("--config has a model and a batch of its own: leave --model out, and set batch_size=N")
+
+
+def _workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
+    """The built-in workload, or that of the config."""
+    from jaxnet.cost.workloads import named_workload
+
+    if args.config is None:
+        return named_workload(args.model or "dense", mesh, args.batch)
+
+    from jaxnet.config.file import load_config
+    from jaxnet.training.prepare import workload_of
+
+    config = load_config(args.config, *args.overrides)
+    return workload_of(Path(args.config).stem, config, mesh)
 
 
 def _start(args: argparse.Namespace) -> "Mesh":
@@ -212,6 +248,8 @@ def _start(args: argparse.Namespace) -> "Mesh":
     from jaxnet.cluster.start import start
     from jaxnet.comm import make_mesh, mesh_size
 
+    if args.mesh is None and getattr(args, "config", None) and start().process_count == 1:
+        args.mesh = (2, 4)
     if start().process_count == 1 and args.mesh:
         # Emulated devices have to be asked for before any device is used.
         jax.config.update("jax_platforms", "cpu")

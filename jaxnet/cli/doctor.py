@@ -94,9 +94,9 @@ def _examination(args: argparse.Namespace) -> "Examination":
 
     from jaxnet.config.file import load_config
     from jaxnet.config.keys import flatten
-    from jaxnet.training.place import decoder
+    from jaxnet.training.processes import decoder
 
-    config = load_config(args.config, args.overrides)
+    config = load_config(args.config, *args.overrides)
     workdir = args.workdir or Path("runs") / Path(args.config).stem  # as train.py
     settings = {key: json.dumps(value) for key, value in flatten(config).items()}
     data = functools.partial(_open_data, config)

@@ -13,18 +13,20 @@ from jaxnet.cli.models import add_import, add_models
 from jaxnet.cli.plan import add_plan, add_strategies
 from jaxnet.cli.predict import add_export, add_predict
 from jaxnet.cli.report import add_report, add_timeline
+from jaxnet.cli.train import add_train
 from jaxnet.cluster.huge_pages import use_huge_pages
 from jaxnet.command_line import Parser
 from jaxnet.errors import drop, exit_cleanly, say
 
 # Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
 _COMMANDS = (
-    *(add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
+    *(add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
     *(add_predict, add_export, add_bench, add_timeline, add_report, add_data),
 )
 
 _EXAMPLES = """\
 examples:
+  jaxnet train --config configs/digits.py
   jaxnet launch local --processes 2 -- train.py --config configs/digits.py
   jaxnet launch local --help
   jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py
@@ -69,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; the result is the exit status."""
     parser = Parser(
         prog="jaxnet",
-        description="Tools around training with jaxnet; training itself is train.py.",
+        description="Train Flax models on many devices, and see, measure and choose how their gradients travel.",
         epilog=_EXAMPLES,
     )
     commands = parser.add_commands("COMMAND")

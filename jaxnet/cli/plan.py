@@ -52,21 +52,13 @@ def run_plan(args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", hosts * devices)
 
-    from jaxnet.comm import make_mesh, verify
+    from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
-    from jaxnet.data import open_split
-    from jaxnet.training.plan import plan_json, plan_text
     from jaxnet.training.prepare import prepare
 
-    config = load_config(args.config, args.overrides)
-    mesh = make_mesh(hosts)
-    experiment = prepare(config, mesh, open_split(config.data, "train"))
-    compiled = experiment.step.lower(experiment.state_shapes, experiment.batch_shapes).compile()
-    check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
-    if args.json:
-        print(json.dumps(plan_json(experiment, mesh, check), indent=2))
-    else:
-        print(plan_text(experiment, mesh, check))
+    config = load_config(args.config, *args.overrides)
+    plan = prepare(config, make_mesh(hosts)).plan.verified()
+    print(json.dumps(plan.as_json(), indent=2) if args.json else plan)
     return 0
 
 
@@ -139,10 +131,11 @@ def _row(strategy: "Strategy") -> dict[str, Any]:
 
     return {
         "name": strategy.name,
-        "schedule": strategy.schedule,
+        "schedule": strategy.when,
         "exact": strategy.exact,
         "summary": strategy.summary,
-        "settings": settings_of(strategy.name),
+        "expression": strategy.expression,
+        "settings": settings_of(strategy.name) if strategy.name else {},
     }
 
 
@@ -156,32 +149,35 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
 
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
-    from jaxnet.data import open_split
     from jaxnet.training.prepare import prepare
 
-    config = load_config(args.config, args.overrides)
-    mesh = make_mesh(hosts)
-    experiment = prepare(config, mesh, open_split(config.data, "train"))
+    config = load_config(args.config, *args.overrides)
+    experiment = prepare(config, make_mesh(hosts))
     shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
-    shapes = [shapes[index] for index in experiment.order]
-    rows = _planned(config, shapes, dict(mesh.shape), experiment.total_steps)
+    shapes = [shapes[index] for index in experiment.form.options.order or range(len(shapes))]
+    rows = _planned(config, shapes, dict(experiment.mesh.shape), experiment.total_steps)
     return rows, _table(rows)
 
 
 def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: int) -> list[dict[str, Any]]:
     """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
-    from jaxnet.comm import STRATEGIES, all_reduce, bucketed, named_strategy, wire_bytes_per_axis
+    from jaxnet.comm import STRATEGIES, Averaging, Strategy, all_reduce, bucketed, named_strategy, wire_bytes_per_axis
     from jaxnet.comm.by_name import has_bucket_size
 
     flat = bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []
-    for name in dict.fromkeys([*STRATEGIES, config.strategy]):
-        strategy = named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
+    strategies = [
+        named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
+        for name in dict.fromkeys([*STRATEGIES, *([config.strategy] if isinstance(config.strategy, str) else [])])
+    ]
+    strategies += [config.strategy] if isinstance(config.strategy, Strategy) else []
+    for strategy in strategies:
         row = _row(strategy)
         if strategy.reducer is not None:
             collectives = strategy.reducer.plan(shapes, mesh).collectives
-            share = 1.0 if strategy.averaging is None else strategy.averaging.exchanges_per_step(steps)
+            schedule = strategy.schedule
+            share = schedule.exchanges_per_step(steps) if isinstance(schedule, Averaging) else 1.0
             sent = {axis: round(share * given) for axis, given in wire_bytes_per_axis(collectives).items()}
             total = sum(sent.values())
             row |= {

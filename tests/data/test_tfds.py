@@ -265,6 +265,6 @@ def test_the_config_of_cifar10_trains_on_what_tfds_prepares(tmp_path):
     examples = [{"id": str(i), "image": encoded(image), "label": i % 10} for i, image in enumerate(pixels)]
     prepare(tmp_path, features, examples, at=f"cifar10/{tfds.builder('cifar10', data_dir=tmp_path).version}")
     overrides = [f"data.data_dir={tmp_path}", "data.test_split=train[:8]", "batch_size=8", "eval_batch_size=8"]
-    config = load_config(ROOT / "configs/cifar10_resnet20.py", [*overrides, "epochs=0.4", "model.width=0.5"])
+    config = load_config(ROOT / "configs/cifar10_resnet20.py", *overrides, "epochs=0.4", "model.width=0.5")
     summary = train.train(config, tmp_path / "run", quiet=True)
     assert (summary["steps"], summary["finished"]) == (2, True)

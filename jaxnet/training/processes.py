@@ -72,7 +72,13 @@ def other_decoder(config: Config, extra: Mapping[str, Any]) -> str | None:
 
 
 class ProcessGroup(NamedTuple):
-    """See above."""
+    """The processes of a run as one of them sees them.
+
+    Attributes:
+        cluster: how many there are, which one this is, and how they were joined.
+        mesh: axes ('host', 'device'), over the devices of all; with MPI over those of this process.
+        shard: which part of every batch this process reads.
+    """
 
     cluster: Cluster
     mesh: Mesh
@@ -83,14 +89,20 @@ class ProcessGroup(NamedTuple):
         """Whether this is process 0, which writes and speaks for all."""
         return self.shard.index == 0
 
-    def told(self, make: Callable[[], Any]) -> Any:
+    def broadcast_object(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on process 0, as JSON carries it; all processes call this, in the same order."""
         ranks = self.cluster.ranks
         return ranks.told(make) if ranks else Consensus().decided(make)
 
 
-def meet(config: Config) -> ProcessGroup:
-    """Join the processes, see that they run the same, and lay the mesh over their devices."""
+def join(config: Config, mesh: Mesh | None = None) -> ProcessGroup:
+    """Join the processes, check that all run the same, and lay the mesh over their devices.
+
+    With a `mesh`, of devices that exist or that are only compiled for, nothing is joined: the group is what JAX knows.
+    """
+    if mesh is not None:
+        alone = Cluster(jax.process_index(), jax.process_count())
+        return ProcessGroup(alone, mesh, Shard(alone.process_index, alone.process_count))
     cluster = start_by_mpi(mpi_world) if config.transport == "mpi" else start()
     check_agreement(cluster, fingerprint(config))
     return ProcessGroup(cluster, mesh_of(config), Shard(cluster.process_index, cluster.process_count))
