@@ -3,6 +3,7 @@
 reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
 """
 
+from jaxnet.comm import codecs as codecs
 from jaxnet.comm.bucketed import after as after
 from jaxnet.comm.bucketed import bucketed as bucketed
 from jaxnet.comm.bucketed import during as during
@@ -17,12 +18,19 @@ from jaxnet.comm.by_name import named_strategy as named_strategy
 from jaxnet.comm.by_name import settings_of as settings_of
 from jaxnet.comm.by_name import takes_all_reduce as takes_all_reduce
 from jaxnet.comm.codecs import Codec as Codec
+from jaxnet.comm.compressed import cast as cast
 from jaxnet.comm.compressed import compressed as compressed
 from jaxnet.comm.compressed import compressed_scattered as compressed_scattered
+from jaxnet.comm.expression import KiB as KiB
+from jaxnet.comm.expression import MiB as MiB
+from jaxnet.comm.expression import expressed as expressed
 from jaxnet.comm.halves import AllReduce as AllReduce
+from jaxnet.comm.halves import Halves as Halves
+from jaxnet.comm.halves import HalvesPlan as HalvesPlan
 from jaxnet.comm.halves import all_reduce as all_reduce
-from jaxnet.comm.halves import cast as cast
+from jaxnet.comm.halves import bracket as bracket
 from jaxnet.comm.halves import scattered as scattered
+from jaxnet.comm.halves import xla_halves as xla_halves
 from jaxnet.comm.mesh import AXES as AXES
 from jaxnet.comm.mesh import DEVICE as DEVICE
 from jaxnet.comm.mesh import HOST as HOST
@@ -36,17 +44,19 @@ from jaxnet.comm.mpi import mpi_world as mpi_world
 from jaxnet.comm.order import backward_order as backward_order
 from jaxnet.comm.order import finish_time as finish_time
 from jaxnet.comm.order import merge_by_cost as merge_by_cost
+from jaxnet.comm.order import merged_by_cost as merged_by_cost
+from jaxnet.comm.order import merged_up_to as merged_up_to
 from jaxnet.comm.powersgd import PowerSGDState as PowerSGDState
 from jaxnet.comm.powersgd import powersgd as powersgd
 from jaxnet.comm.reducer import Collective as Collective
-from jaxnet.comm.reducer import KiB as KiB
-from jaxnet.comm.reducer import MiB as MiB
 from jaxnet.comm.reducer import Plan as Plan
 from jaxnet.comm.reducer import Reducer as Reducer
 from jaxnet.comm.reducer import as_gradient_transformation as as_gradient_transformation
 from jaxnet.comm.reducer import wire_bytes_per_axis as wire_bytes_per_axis
 from jaxnet.comm.rings import halving_doubling as halving_doubling
+from jaxnet.comm.rings import halving_doubling_halves as halving_doubling_halves
 from jaxnet.comm.rings import ring as ring
+from jaxnet.comm.rings import ring_halves as ring_halves
 from jaxnet.comm.sharded import Sharded as Sharded
 from jaxnet.comm.sharded import as_reducer as as_reducer
 from jaxnet.comm.sharded import filled as filled
@@ -65,6 +75,7 @@ from jaxnet.comm.topology import Factor as Factor
 from jaxnet.comm.topology import factored as factored
 from jaxnet.comm.trees import best_chunks as best_chunks
 from jaxnet.comm.trees import rooted as rooted
+from jaxnet.comm.trees import rooted_halves as rooted_halves
 from jaxnet.comm.verify import Check as Check
 from jaxnet.comm.verify import compiler_options as compiler_options
 from jaxnet.comm.verify import verify as verify

@@ -1,4 +1,8 @@
-"""Tree reducers: a pytree of gradients as a few messages, in an order and at a time of our choice."""
+"""Tree reducers: a pytree of gradients as a few messages, in an order and at a time of our choice.
+
+`bucketed` and `grouped` lift a bucket reducer, which sums one array of one dim, to a pytree. `in_order` decides which
+leaves share a message; `during` and `after` decide when messages travel.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,11 +12,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, unpack
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, reordered
-from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Plan, PyTree, Reducer
+from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer
+
+# ---- Pytrees as messages ----
 
 
+@expressed
 def bucketed(
     inner: Reducer,
     bucket_bytes: int | None,
@@ -21,14 +29,18 @@ def bucketed(
     split: bool = True,
     in_flight: int | None = None,
 ) -> Reducer:
-    """Sum a pytree as buckets, each with `inner`. Arguments as for `plan_buckets`, and `in_flight`.
+    """Sum a pytree as buckets, each with `inner`. See `plan_buckets` for how they are filled.
 
     Law: for any `bucket_bytes` the result is that of `inner` on each leaf, up to the order of summation.
     Each bucket depends on its own leaves alone, so it can travel as soon as backward has produced them
     (PyTorch DDP, Li et al., VLDB 2020; Horovod's tensor fusion, Sergeev and Del Balso, 2018).
 
     Args:
-        in_flight: a bucket starts only when the one that many places before it has been summed, which bounds how
+        inner: sums one message.
+        bucket_bytes: the cap of a message; None puts all leaves of a dtype into one.
+        first_bucket_bytes: the cap of the first bucket of each dtype.
+        split: whether a leaf may span buckets.
+        in_flight: bucket i starts only when bucket i - `in_flight` has been summed, which bounds how
             many travel at once and gives all devices the same partial order (Caffe2: 4, later 16); None: no bound.
             XLA:CPU runs the collectives of a program one at a time anyway, and 1 puts most of them last.
 
@@ -45,17 +57,19 @@ def bucketed(
     def layout(leaves: Sequence[Leaf], multiple: int) -> BucketPlan:
         return plan_buckets(leaves, bucket_bytes, first_bucket_bytes=first_bucket_bytes, split=split, multiple=multiple)
 
-    return _laid_out(inner, layout, in_flight)
+    return _message_by_message(inner, layout, in_flight)
 
 
+@expressed
 def grouped(inner: Reducer, choose: Callable[[Sequence[int]], Groups]) -> Reducer:
     """Sum a pytree as the groups of whole leaves that `choose` makes of the leaves' sizes in bytes.
 
     Law: as `bucketed`.
 
     Args:
-        choose: gives each message's leaves by their places, in the order in which messages are issued; see
-            `merge_by_cost`. A group of two dtypes becomes two messages.
+        choose: gives each message's leaves by their places, in the order in which messages are issued, such as
+            `merged_by_cost(...)` and `merged_up_to(...)`. A group of two dtypes becomes two messages. A function
+            of your own prints by its name.
 
     >>> from jaxnet.comm import all_reduce
     >>> reducer = grouped(all_reduce("host"), lambda sizes: [[0, 1], [2]])
@@ -68,31 +82,39 @@ def grouped(inner: Reducer, choose: Callable[[Sequence[int]], Groups]) -> Reduce
         sizes = [math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves]
         return plan_groups(leaves, choose(sizes), multiple=multiple)
 
-    return _laid_out(inner, layout)
+    return _message_by_message(inner, layout)
 
 
-def _laid_out(
+def _message_by_message(
     inner: Reducer, layout: Callable[[Sequence[Leaf], int], BucketPlan], in_flight: int | None = None
 ) -> Reducer:
-    """The tree reducer of `layout(leaves, multiple)`."""
+    """The tree reducer that sums each message of `layout(leaves, multiple)` with `inner`."""
     if in_flight is not None and in_flight < 1:
         raise ValueError(f"in_flight must be at least 1, got {in_flight}")
 
-    def lay_out(leaves: Sequence[Leaf], axis_sizes: AxisSizes) -> BucketPlan:
+    def buckets_of(leaves: Sequence[Leaf], axis_sizes: AxisSizes) -> BucketPlan:
+        """The plan of the messages, padded so that `inner` takes them."""
         multiple = inner.plan(jax.ShapeDtypeStruct((0,), jnp.float32), axis_sizes).multiple
         return layout(leaves, multiple)
 
     def init_fn(shapes: PyTree, axis_sizes: AxisSizes) -> PyTree:
-        buckets = lay_out(jax.tree.leaves(shapes), axis_sizes).buckets
+        buckets = buckets_of(jax.tree.leaves(shapes), axis_sizes).buckets
         return tuple(inner.init(bucket.spec, axis_sizes) for bucket in buckets)
+
+    def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
+        buckets = buckets_of(jax.tree.leaves(shapes), axis_sizes)
+        return Plan(_collectives(inner, buckets, axis_sizes), buckets=buckets)
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         leaves, tree = jax.tree.flatten(grads)
-        plan = plan_fn(leaves, BOUND_AXES)
-        _guard(grads, plan)
-        if not plan.collectives:
-            return jax.tree.unflatten(tree, apart(leaves)), state
-        buckets = lay_out(leaves, BOUND_AXES)
+        # 1. Plan, and check each leaf by its name.
+        buckets = buckets_of(leaves, BOUND_AXES)
+        collectives = _collectives(inner, buckets, BOUND_AXES)
+        _guard(grads, collectives)
+        # 2. Do not pack what does not travel: that would copy every gradient twice.
+        if not collectives:
+            return jax.tree.unflatten(tree, _each_alone(inner, leaves)), state
+        # 3. Sum message by message; each has a state of its own.
         _require_state(state, buckets)
         sums: list[jax.Array] = []
         states = []
@@ -103,24 +125,25 @@ def _laid_out(
                 total, after = inner.reduce(message, state[index])
             sums.append(total)
             states.append(after)
+        # 4. Back to leaves.
         return jax.tree.unflatten(tree, unpack(buckets, sums)), tuple(states)
-
-    def apart(leaves: Sequence[jax.Array]) -> list[jax.Array]:
-        """What does not travel is not packed: that would copy every gradient twice."""
-        each = plan_groups(leaves, [[place] for place in range(len(leaves))])
-        return unpack(each, [inner.reduce(flat, inner.init(flat, BOUND_AXES))[0] for flat in pack(each, leaves)])
-
-    def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
-        buckets = lay_out(jax.tree.leaves(shapes), axis_sizes)
-        plans = [inner.plan(bucket.spec, axis_sizes) for bucket in buckets.buckets]
-        return Plan(tuple(c for plan in plans for c in plan.collectives), buckets=buckets)
 
     return Reducer(init_fn, reduce_fn, plan_fn, inner)
 
 
-def _guard(grads: PyTree, plan: Plan) -> None:
-    """Check each leaf by itself: packed beside one that varies, a leaf that does not would pass unseen."""
-    axes = tuple(dict.fromkeys(axis for collective in plan.collectives for axis in collective.axes))
+def _collectives(inner: Reducer, buckets: BucketPlan, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
+    return tuple(c for bucket in buckets.buckets for c in inner.plan(bucket.spec, axis_sizes).collectives)
+
+
+def _each_alone(inner: Reducer, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Each leaf as a message of its own, without padding."""
+    each = plan_groups(leaves, [[place] for place in range(len(leaves))])
+    return unpack(each, [inner.reduce(flat, inner.init(flat, BOUND_AXES))[0] for flat in pack(each, leaves)])
+
+
+def _guard(grads: PyTree, collectives: Sequence[Collective]) -> None:
+    """Check each leaf before packing: beside one that varies, a leaf that is already summed would go unnoticed."""
+    axes = tuple(dict.fromkeys(axis for collective in collectives for axis in collective.axes))
     for path, leaf in jax.tree.leaves_with_path(grads):
         name = f"leaf {jax.tree_util.keystr(path)}"
         require_summable(leaf, name)
@@ -128,12 +151,16 @@ def _guard(grads: PyTree, plan: Plan) -> None:
 
 
 def _require_state(state: PyTree, plan: BucketPlan) -> None:
-    """Raise ValueError unless there is a state for each message; `()`, for one, is not the state of no codec."""
+    """Raise ValueError unless there is a state for each message."""
     got = f"{len(state)}" if isinstance(state, tuple | list) else f"a {type(state).__name__}"
     if got != f"{len(plan.buckets)}":
         raise ValueError(f"wanted a tuple of {len(plan.buckets)} states, one a message, got {got}. {FIRST_STATE}")
 
 
+# ---- Order and schedule ----
+
+
+@expressed
 def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
     """Give the leaves to `inner` in another order: leaf `order[0]` first. The result's tree is unchanged.
 
@@ -156,11 +183,12 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
     )
 
 
+@expressed
 def after(inner: Reducer) -> Reducer:
     """Schedule: nothing travels before backward has produced every gradient (S-Caffe's SC-B).
 
-    See `during` for the other schedule.
-    `compiler_options` keeps the barrier from being compiled away. Where nothing travels, there is none.
+    See `during` for the other schedule. The program needs `compiler_options`, or XLA:CPU deletes the barrier. Where
+    nothing travels, there is none.
     """
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -169,13 +197,14 @@ def after(inner: Reducer) -> Reducer:
     return inner._replace(reduce=reduce_fn)
 
 
+@expressed
 def during(inner: Reducer) -> Reducer:
     """Schedule: a bucket travels as soon as backward has produced it (Caffe2, PyTorch DDP), in memory of its own.
 
-    Buckets depend on their own leaves alone, so it is the schedule of any bucketed reducer. But XLA gives the memory of
-    a gradient that is on its way to one that is computed later, which on CPU then waits until the first has
-    arrived, and nothing overlaps. So gradients are held until all sums are there, at the cost of as much memory as
-    they need, which is what PyTorch DDP's buckets cost. Where nothing travels, nothing is held.
+    Buckets depend on their own leaves alone, so any bucketed reducer has this schedule. But XLA reuses the memory of
+    a gradient that is being sent for one that is computed later; on CPU the later one then waits until the first has
+    been sent, and nothing overlaps. So this holds all gradients until all sums are there. It costs as much memory as
+    the gradients need, as PyTorch DDP's buckets do. Where nothing travels, nothing is held.
     """
 
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -193,5 +222,5 @@ def _travels(reducer: Reducer, grads: PyTree) -> bool:
 
 
 def _typed_as(value: jax.Array, like: jax.Array) -> jax.Array:
-    """A barrier lends each result the type of what varies most; `value` varies no more than `like`, which it is."""
+    """`value`, the result of a barrier, with the type of `like`: a barrier types all results as what varies most."""
     return same_along(value, varying_axes(value) - varying_axes(like))

@@ -1,5 +1,17 @@
-"""Leaves to messages and back, as a bucket plan says. `unpack(pack(leaves)) == leaves` (law L5)."""
+"""Buckets: which elements of which gradients travel as one message; leaves to messages and back.
 
+A plan holds Python ints and is made outside tracing: offsets that were tracers could not size a slice. Two leaves in
+buckets of at most 16 bytes, padded to a multiple of 4 elements; the first leaf is cut into equal pieces:
+
+>>> leaves = [jnp.arange(1.0, 7.0), jnp.array([[7.0, 8.0], [9.0, 10.0]])]
+>>> plan = plan_buckets(leaves, 16, multiple=4)
+>>> [message.tolist() for message in pack(plan, leaves)]
+[[1.0, 2.0, 3.0, 0.0], [4.0, 5.0, 6.0, 0.0], [7.0, 8.0, 9.0, 10.0]]
+>>> [leaf.shape for leaf in unpack(plan, pack(plan, leaves))]
+[(6,), (2, 2)]
+"""
+
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# ---- Bucket plans: which elements of which leaves travel together. Plain Python ints, made outside tracing
+# ---- Plans ----
 
 
 Leaf = jax.ShapeDtypeStruct | jax.Array  # anything with `shape` and `dtype`
@@ -51,7 +63,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Every element of every leaf in exactly one bucket (law L5); hashable and printable.
+    """Every element of every leaf is in exactly one bucket (law L5). Hashable and printable.
 
     Attributes:
         shapes: the shape of each leaf.
@@ -91,7 +103,20 @@ def plan_buckets(
     """
     require_cap(bucket_bytes)
     require_cap(first_bucket_bytes, "first_bucket_bytes")
-    dtypes, sizes = _dtypes(leaves), _sizes(leaves)
+    return _filled_buckets(_shapes(leaves), _dtypes(leaves), bucket_bytes, first_bucket_bytes, split, multiple)
+
+
+@functools.lru_cache(maxsize=64)  # one trace of a step asks for the same plan several times
+def _filled_buckets(
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[str, ...],
+    bucket_bytes: int | None,
+    first_bucket_bytes: int | None,
+    split: bool,
+    multiple: int,
+) -> BucketPlan:
+    """The plan of `plan_buckets`, from what can be hashed."""
+    sizes = _sizes(shapes)
     groups: list[tuple[str, list[Piece]]] = []
     for dtype in dict.fromkeys(dtypes):
         same = [(index, sizes[index]) for index, name in enumerate(dtypes) if name == dtype]
@@ -100,7 +125,7 @@ def plan_buckets(
         groups.extend((dtype, pieces) for pieces in fill)
     # Buckets are issued when their last leaf is ready; with one dtype this is the order of filling.
     groups.sort(key=lambda group: max(piece.leaf for piece in group[1]))
-    return _plan(leaves, groups, multiple)
+    return _plan(shapes, dtypes, groups, multiple)
 
 
 def plan_groups(leaves: Sequence[Leaf], groups: Sequence[Sequence[int]], *, multiple: int = 1) -> BucketPlan:
@@ -117,26 +142,35 @@ def plan_groups(leaves: Sequence[Leaf], groups: Sequence[Sequence[int]], *, mult
     """
     if sorted(leaf for group in groups for leaf in group) != list(range(len(leaves))):
         raise ValueError(f"groups must hold each of the {len(leaves)} leaves once, got {groups}")
-    dtypes, sizes = _dtypes(leaves), _sizes(leaves)
+    shapes, dtypes = _shapes(leaves), _dtypes(leaves)
+    sizes = _sizes(shapes)
     filled: list[tuple[str, list[Piece]]] = []
     for group in groups:
         for dtype in dict.fromkeys(dtypes[leaf] for leaf in group):
             same = [(leaf, sizes[leaf]) for leaf in group if dtypes[leaf] == dtype]
             filled.extend((dtype, pieces) for pieces in _fill_whole(same, itertools.repeat(None)))
-    return _plan(leaves, filled, multiple)
+    return _plan(shapes, dtypes, filled, multiple)
+
+
+def _shapes(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(leaf.shape) for leaf in leaves)
 
 
 def _dtypes(leaves: Sequence[Leaf]) -> tuple[str, ...]:
     return tuple(jnp.dtype(leaf.dtype).name for leaf in leaves)
 
 
-def _sizes(leaves: Sequence[Leaf]) -> list[int]:
-    return [math.prod(leaf.shape) for leaf in leaves]
+def _sizes(shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    return [math.prod(shape) for shape in shapes]
 
 
-def _plan(leaves: Sequence[Leaf], groups: Sequence[tuple[str, list[Piece]]], multiple: int) -> BucketPlan:
-    shapes = tuple(tuple(leaf.shape) for leaf in leaves)
-    return BucketPlan(shapes, _dtypes(leaves), tuple(_bucket(dtype, pieces, multiple) for dtype, pieces in groups))
+def _plan(
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[str, ...],
+    groups: Sequence[tuple[str, list[Piece]]],
+    multiple: int,
+) -> BucketPlan:
+    return BucketPlan(shapes, dtypes, tuple(_bucket(dtype, pieces, multiple) for dtype, pieces in groups))
 
 
 def _bucket(dtype: str, pieces: list[Piece], multiple: int) -> Bucket:
@@ -145,7 +179,7 @@ def _bucket(dtype: str, pieces: list[Piece], multiple: int) -> Bucket:
 
 
 def require_cap(most_bytes: int | None, name: str = "bucket_bytes") -> None:
-    """Raise ValueError, which names it, unless the cap of a message is a byte at least, or None."""
+    """Raise ValueError, which names it, unless the cap of a message is at least one byte, or None."""
     if most_bytes is not None and most_bytes < 1:
         raise ValueError(f"{name} must be at least 1, got {most_bytes}")
 
@@ -159,6 +193,7 @@ def _caps(bucket_bytes: int | None, first_bucket_bytes: int | None, itemsize: in
 
 
 def _fill_whole(leaves: list[tuple[int, int]], caps: Iterator[int | None]) -> Iterator[list[Piece]]:
+    """Buckets of whole leaves (place, size): each closes once it has reached its cap."""
     pieces: list[Piece] = []
     filled, cap = 0, next(caps)
     for leaf, size in leaves:
@@ -174,24 +209,33 @@ def _fill_whole(leaves: list[tuple[int, int]], caps: Iterator[int | None]) -> It
 
 
 def _fill_split(leaves: list[tuple[int, int]], caps: Iterator[int | None]) -> Iterator[list[Piece]]:
+    """Buckets of leaves (place, size), cut where they are larger than the cap: none exceeds its cap."""
     pieces: list[Piece] = []
     filled, cap = 0, next(caps)
     for leaf, size in leaves:
         start = 0
         while start < size:
+            # What remains of the leaf does not fit beside others: it begins a bucket of its own.
             if pieces and cap is not None and filled + (size - start) > cap:
                 yield pieces
                 pieces, filled, cap = [], 0, next(caps)
-            part = _part(size - start, cap)
-            pieces.append(Piece(leaf, start, part, filled))
-            start, filled = start + part, filled + part
+            taken = _equal_piece(size - start, cap)
+            pieces.append(Piece(leaf, start, taken, filled))
+            start, filled = start + taken, filled + taken
     if pieces:
         yield pieces
 
 
-def _part(rest: int, cap: int | None) -> int:
-    """Elements to cut from a leaf of which `rest` remain: equal parts rather than full ones and a stump."""
+def _equal_piece(rest: int, cap: int | None) -> int:
+    """Elements to cut from a leaf of which `rest` remain: pieces of equal size, not full ones and a small last one.
+
+    >>> _equal_piece(10, cap=4)  # 4, 3, 3
+    4
+    """
     return rest if cap is None else -(-rest // -(-rest // cap))
+
+
+# ---- Leaves to messages and back ----
 
 
 def pack(plan: BucketPlan, leaves: Sequence[jax.Array]) -> list[jax.Array]:
@@ -204,13 +248,14 @@ def pack(plan: BucketPlan, leaves: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _pack_bucket(bucket: Bucket, flat: Sequence[jax.Array]) -> jax.Array:
-    parts = [_cut(flat[piece.leaf], piece) for piece in bucket.pieces]
-    if len(parts) > 1:
-        # Else XLA:CPU fuses reshapes into the concatenation, a loop that finds out for each element whose it is.
-        parts = lax.optimization_barrier(parts)
+    values = [_cut(flat[piece.leaf], piece) for piece in bucket.pieces]
+    if len(values) > 1:
+        # Without the barrier XLA:CPU fuses the reshapes into the concatenation: a loop that asks of each element
+        # which leaf it is from.
+        values = lax.optimization_barrier(values)
     if bucket.padded > bucket.size:
-        parts.append(jnp.zeros(bucket.padded - bucket.size, bucket.dtype))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        values.append(jnp.zeros(bucket.padded - bucket.size, bucket.dtype))
+    return values[0] if len(values) == 1 else jnp.concatenate(values)
 
 
 def _cut(flat: jax.Array, piece: Piece) -> jax.Array:
@@ -218,19 +263,19 @@ def _cut(flat: jax.Array, piece: Piece) -> jax.Array:
 
 
 def unpack(plan: BucketPlan, messages: Sequence[jax.Array]) -> list[jax.Array]:
-    """The leaves again, in their shapes."""
-    parts: list[list[tuple[int, jax.Array]]] = [[] for _ in plan.shapes]
+    """The leaves again, in their shapes: `unpack(plan, pack(plan, leaves))` is `leaves` (law L5)."""
+    pieces: list[list[tuple[int, jax.Array]]] = [[] for _ in plan.shapes]
     for bucket, message in zip(plan.buckets, messages, strict=True):
         for piece in bucket.pieces:
             value = message
             if piece.size != message.size:
                 value = message[piece.offset : piece.offset + piece.size]
-            parts[piece.leaf].append((piece.start, value))
-    return [_join(leaf, shape, dtype) for leaf, shape, dtype in zip(parts, plan.shapes, plan.dtypes, strict=True)]
+            pieces[piece.leaf].append((piece.start, value))
+    return [_join(found, shape, dtype) for found, shape, dtype in zip(pieces, plan.shapes, plan.dtypes, strict=True)]
 
 
-def _join(parts: list[tuple[int, jax.Array]], shape: tuple[int, ...], dtype: str) -> jax.Array:
-    if not parts:
+def _join(pieces: list[tuple[int, jax.Array]], shape: tuple[int, ...], dtype: str) -> jax.Array:
+    if not pieces:  # a leaf of no elements
         return jnp.zeros(shape, dtype)
-    ordered = [value for _, value in sorted(parts, key=lambda part: part[0])]
+    ordered = [value for _, value in sorted(pieces, key=lambda piece: piece[0])]
     return (ordered[0] if len(ordered) == 1 else jnp.concatenate(ordered)).reshape(shape)

@@ -1,15 +1,31 @@
-"""The few largest elements, with their places."""
+"""Codecs: smaller forms of one message, in which gradients travel.
+
+    from jaxnet.comm import codecs, compressed
+    compressed("host", codec=codecs.int8())
+
+| codec | bytes beside float32 | |
+|---|---|---|
+| `float16`, `bfloat16` | 1/2 | narrower floats |
+| `int8(block)` | 1/4 + 1/block | 255 levels, a scale for each block |
+| `two_bit(threshold)` | 1/16 | a step up, a step down, or nothing yet |
+| `one_bit(block)` | 1/32 + 2/block | the sign, and two means for each block |
+| `top_k(fraction)` | 2 fraction | the largest elements, with their places |
+
+A codec has no state. What it loses is kept and sent later by `compressed` and `compressed_scattered`.
+"""
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-# ---- A codec is two pure functions between a message and the arrays that travel, and their shapes written down
+from jaxnet.comm.expression import default_text, expressed
+
+# ---- The contract ----
 
 
 class Codec(NamedTuple):
@@ -17,9 +33,10 @@ class Codec(NamedTuple):
 
     Attributes:
         encode: `encode(message) -> arrays`, the arrays that travel.
-        decode: `decode(arrays, size) -> message`, `size` float32 elements again. Non-finite elements never
-            come out as if nothing had happened: each codec says where they show.
+        decode: `decode(arrays, size) -> message`, `size` float32 elements again. A NaN or an infinity never
+            comes out finite; each codec says where it shows.
         spec: `spec(ShapeDtypeStruct of the message) -> ShapeDtypeStructs of the arrays`.
+        expression: Python that makes it, where `codecs` is this module.
 
     >>> from jaxnet.comm import codecs
     >>> codec = codecs.two_bit(threshold=0.5)
@@ -33,13 +50,25 @@ class Codec(NamedTuple):
     encode: Callable[[jax.Array], tuple[jax.Array, ...]]
     decode: Callable[[Sequence[jax.Array], int], jax.Array]
     spec: Callable[[jax.ShapeDtypeStruct], tuple[jax.ShapeDtypeStruct, ...]]
+    expression: str = ""
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Codec", self.encode)
 
 
+_P = ParamSpec("_P")
+
+
+def _expressed(make: Callable[_P, Codec]) -> Callable[_P, Codec]:
+    """As `expressed`; the call is printed with the name of this module."""
+    return expressed(make, f"codecs.{make.__name__}")
+
+
+@_expressed
 def one_message(codec: Codec) -> Codec:
-    """The same codec with one array on the wire: several arrays lie side by side as bytes.
+    """The same codec with one array on the wire: several arrays are joined as bytes.
 
-    A second collective would cost its latency again for a handful of scales. A codec that has one array
-    already keeps it as it is.
+    A second collective would cost its latency again for a handful of scales. A codec of one array stays as it is.
     """
 
     def sizes(size: int) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -67,11 +96,11 @@ def one_message(codec: Codec) -> Codec:
 def _cut(message: jax.Array, specs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
     arrays, start = [], 0
     for spec in specs:
-        part = message[start : start + _bytes(spec)]
+        own = message[start : start + _bytes(spec)]
         width = spec.dtype.itemsize
         if width > 1:
-            part = part.reshape(-1, width)
-        arrays.append(lax.bitcast_convert_type(part, spec.dtype).reshape(spec.shape))
+            own = own.reshape(-1, width)
+        arrays.append(lax.bitcast_convert_type(own, spec.dtype).reshape(spec.shape))
         start += _bytes(spec)
     return arrays
 
@@ -80,10 +109,10 @@ def _bytes(spec: jax.ShapeDtypeStruct) -> int:
     return math.prod(spec.shape) * int(spec.dtype.itemsize)
 
 
-# ---- Small codes side by side in bytes ----------------------------------------------------------------
+# ---- Small codes in bytes ----
 #
-# The first `1/per_byte` of the codes become the lowest bits of all bytes, the next the bits above, and so on, not
-# neighbours in one byte: so both ways are shifts of whole contiguous runs, which vectorize.
+# The first `1/per_byte` of the codes are the lowest bits of all bytes, the next are the bits above, and so on.
+# Neighbours are in different bytes, so packing and unpacking are shifts of whole contiguous runs, which vectorize.
 
 
 def packed_size(size: int, bits: int) -> int:
@@ -112,11 +141,11 @@ def unpack_bits(packed: jax.Array, bits: int, size: int) -> jax.Array:
     return ((packed[None] >> shifts) & (2**bits - 1)).reshape(-1)[:size]
 
 
-# ---- A message as blocks of equal length, so that each can have a scale of its own --------------------
+# ---- Blocks, each with a scale of its own ----
 
 
 def in_blocks(message: jax.Array, block: int) -> jax.Array:
-    """[blocks, block]; the last is filled up with zeros (False for bool).
+    """The message as [blocks, block]; the last block ends in zeros (False for bool).
 
     >>> in_blocks(jnp.arange(1, 6), 3).tolist()
     [[1, 2, 3], [4, 5, 0]]
@@ -130,12 +159,12 @@ def block_count(size: int, block: int) -> int:
 
 
 def require_block(block: int) -> None:
-    """Raise ValueError unless a block holds something."""
+    """Raise ValueError unless a block has at least one element."""
     if block < 1:
         raise ValueError(f"block must be at least 1 element, got {block}")
 
 
-# ---- Narrower floats: half the bytes, element by element ----------------------------------------------
+# ---- Narrower floats ----
 
 
 def _float16_arrays(message: jax.Array) -> tuple[jax.Array, ...]:
@@ -161,16 +190,18 @@ float16 = Codec(
     _float16_arrays,
     _float16_message,
     lambda message: (jax.ShapeDtypeStruct(message.shape, jnp.float16),),
+    "codecs.float16",
 )
 """IEEE half precision, 1/2 of the bytes: 11 bits of mantissa (relative error at most 2^-11 between 6e-5 and 65504).
 
-Beyond 65504 it is infinite, and shows as such. NaN and infinities stay what they are.
+Above 65504 an element becomes infinite. NaN and infinities stay what they are.
 """
 
 bfloat16 = Codec(
     _bfloat16_arrays,
     _bfloat16_message,
     lambda message: (jax.ShapeDtypeStruct(message.shape, jnp.uint16),),
+    "codecs.bfloat16",
 )
 """The upper half of a float32, 1/2 of the bytes: 8 bits of mantissa (relative error at most 2^-8), all its exponents.
 
@@ -178,13 +209,14 @@ Travels as uint16, 2 bytes on every backend. NaN and infinities stay what they a
 """
 
 
-# ---- Eight bits an element, with a scale for each block -----------------------------------------------
+# ---- Eight bits an element ----
 
 
 _LEVELS = 127
 _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 
 
+@_expressed
 def int8(block: int = 256) -> Codec:
     """Round to 255 levels between minus and plus the largest magnitude of the block (EQuARX, 2025).
 
@@ -197,7 +229,7 @@ def int8(block: int = 256) -> Codec:
     def encode(message: jax.Array) -> tuple[jax.Array, ...]:
         rows = in_blocks(message, block)
         peaks = jnp.abs(rows).max(axis=1)
-        # XLA multiplies by the reciprocal instead, so that must be a normal number: 127 / 3e38 is, 1 / 3e38 is not.
+        # XLA multiplies by the reciprocal of `level`, so that must be a normal number: 127 / 3e38 is, 1 / 3e38 is not.
         level = (peaks / _LEVELS)[:, None]
         levels = jnp.round(jnp.where(level >= _SMALLEST, rows / level, 0)).astype(jnp.int8)
         return levels.reshape(-1)[: message.size], peaks
@@ -219,16 +251,17 @@ def int8(block: int = 256) -> Codec:
     return Codec(encode, decode, spec)
 
 
-# ---- One bit an element: its sign ---------------------------------------------------------------------
+# ---- One bit an element ----
 
 
+@_expressed
 def one_bit(block: int = 1024) -> Codec:
     """Signs, with the mean of the positive and of the negative elements of each block (CNTK; Seide et al., 2014).
 
     `1/32 + 2/block` of the bytes of float32: 1/30 by default. CNTK's blocks are the columns of a weight matrix.
-    The two means keep the sum of a block, and no two other values would be nearer: the error is orthogonal to
-    what is sent, so never longer than the message. Needs feedback. A NaN or an infinity makes all elements of
-    its sign in its block the same (NaN counts as negative).
+    The two means keep the sum of a block, and no other two values are nearer: the error is orthogonal to
+    what is sent, so never longer than the message. Needs feedback. A NaN or an infinity replaces all elements of
+    its sign in its block (NaN counts as negative).
     """
     require_block(block)
 
@@ -259,22 +292,22 @@ def _mean(rows: jax.Array, chosen: jax.Array) -> jax.Array:
     return share * (length / jnp.maximum(chosen.sum(axis=1, dtype=jnp.float32), 1))
 
 
-# ---- Two bits an element: a step up, a step down, or nothing yet --------------------------------------
+# ---- Two bits an element ----
 
 
 _ZERO, _UP, _DOWN, _NOT_FINITE = range(4)
 
 
+@_expressed
 def two_bit(threshold: float) -> Codec:
     """`+threshold` or `-threshold` where an element has reached it, else 0 (MXNet's gradient compression).
 
-    1/16 of the bytes of float32, no scales. Needs feedback: an element travels once enough of it has gathered
-    in the residual, and never more than one threshold a step. NaN and infinities come out as NaN, by the
-    fourth code.
+    1/16 of the bytes of float32, no scales. Needs feedback: the residual of an element grows until it reaches the
+    threshold, and at most one threshold is sent in a step. NaN and infinities come out as NaN, by the fourth code.
 
     Args:
         threshold: in units of one device's gradient, above 0. MXNet's default is 0.5. Far above the gradients
-            nothing travels for many steps; far below, the residual grows without bound.
+            nothing is sent for many steps; far below, the residual grows without bound.
     """
     if not threshold > 0:
         raise ValueError(f"threshold must be above 0, got {threshold}")
@@ -295,12 +328,16 @@ def two_bit(threshold: float) -> Codec:
     return Codec(encode, decode, spec)
 
 
-def top_k(fraction: float) -> Codec:
-    """The `fraction` of largest magnitude, at least one element, whole; the others as 0 (Aji and Heafield, 2017).
+# ---- The largest elements ----
 
-    `2 fraction` of the bytes of float32: a place costs as much as a value, so half is the most that makes
-    sense. Needs feedback. The squared length of the error is at most `1 - fraction` of the message's. NaN counts
-    as the largest, then infinity: if there is one, one travels.
+
+@_expressed
+def top_k(fraction: float) -> Codec:
+    """The `fraction` of elements of largest magnitude, at least one; the others are 0 (Aji and Heafield, 2017).
+
+    `2 fraction` of the bytes of float32: a place costs as much as a value, so above half it saves nothing. Needs
+    feedback. The squared length of the error is at most `1 - fraction` of the message's. NaN counts
+    as the largest, then infinity: if there is one, one is sent.
 
     Args:
         fraction: of the elements of each message, above 0 and at most 0.5.

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.codecs import Codec, one_message
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_array, require_floats, require_varying, same_along
 from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size
 from jaxnet.comm.sharded import rows_of, shard_size, whole_of
 
 
+@expressed
 def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
     """Sum over `axes` what `codec` leaves of each device's message: all-gather, decode all, add in float32.
 
@@ -56,6 +58,7 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
     return Reducer(init_fn, reduce_fn, plan_fn)
 
 
+@expressed
 def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = None, feedback: bool = True) -> Reducer:
     """Sum over `axes` in two exchanges: encoded parts to their owners, encoded sums of the parts to all.
 
@@ -166,3 +169,37 @@ def _exchange(
     [sent] = wire.spec(jax.ShapeDtypeStruct((part,), jnp.float32))
     size = axes_size(axes, axis_sizes)
     return (Collective(kind, axes, size, size * math.prod(sent.shape), sent.dtype.name),)
+
+
+# ---- A narrow sum ----
+
+
+@expressed
+def cast(dtype: str, inner: Reducer) -> Reducer:
+    """Send as `dtype` whatever `inner` sends, and sum in it; the result has the message's own dtype.
+
+    Half the bytes for float16 and bfloat16 (Horovod's fp16 compression, PyTorch's `fp16_compress_hook`). The sum
+    is taken in the narrow type too, so it loses bits at every addition and float16 overflows at 65504.
+    XLA:CPU sends bfloat16 as float32; the check of the compiled program reports it. Integers and complex numbers
+    travel as they are, and where `inner` sends nothing, nothing is rounded. ValueError if `dtype` has no fractions.
+    """
+    narrow = jnp.dtype(dtype).name
+    if not jnp.issubdtype(narrow, jnp.floating):
+        raise ValueError(f"cast: wanted a floating-point dtype such as 'bfloat16', got {narrow!r}")
+
+    def narrowed(spec: jax.ShapeDtypeStruct | jax.Array) -> jax.ShapeDtypeStruct:
+        require_array(spec, "the message")
+        return jax.ShapeDtypeStruct(spec.shape, narrow if jnp.issubdtype(spec.dtype, jnp.floating) else spec.dtype)
+
+    def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+        sent = narrowed(message)
+        if not inner.plan(sent, BOUND_AXES).collectives:
+            return inner.reduce(message, state)
+        total, state = inner.reduce(message.astype(sent.dtype), state)
+        return total.astype(message.dtype), state
+
+    return Reducer(
+        lambda spec, axis_sizes: inner.init(narrowed(spec), axis_sizes),
+        reduce_fn,
+        lambda spec, axis_sizes: inner.plan(narrowed(spec), axis_sizes),
+    )

@@ -1,7 +1,17 @@
-"""A traced function cut into several programs, each of which ends with results that are wanted early.
+"""Cut a traced function into several programs, so that early results can be used before the last ones exist.
 
 One program gives all its results when it ends. Cut where the gradients of a message are complete, each piece gives
-them while the next one computes.
+them while the next one computes. Here `b` is wanted first, and `a` is made once though both results need it:
+
+>>> import jax.numpy as jnp
+>>> def function(x): a = 2 * x; b = a + 1; return [b, a * b]
+>>> first, second = cut(function, [jax.ShapeDtypeStruct((), "float32")], [[0], [1]]).programs
+>>> (first.reads, first.gives, first.results), (second.reads, second.gives, second.results)  # 0 is x, 1 a, 2 b
+(((0,), (1, 2), (2,)), ((1, 2), (3,), (3,)))
+>>> a, b = first.run(5.0)
+>>> [product] = second.run(a, b)
+>>> float(b), float(product)
+(11.0, 110.0)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +28,13 @@ _Atom = Var | Literal
 
 @dataclass(frozen=True)
 class PieceProgram:
-    """One piece. Values have numbers: first the function's arguments, flat, then what the pieces give.
+    """One piece. Values have numbers: first the function's arguments, flat, then what the pieces give, in turn.
 
     Attributes:
         run: takes the values `reads`, gives the values `gives`; to be compiled with `jax.jit`.
         reads: numbers of what it takes.
         gives: numbers of what it gives.
-        drops: numbers of what is of no use after it: nothing later reads it, and no later group has it.
+        drops: numbers of the values that no later piece reads and no later group has; free them after this piece.
         results: numbers of the results of its group.
     """
 
@@ -55,22 +65,17 @@ def cut(
 
     Law: the pieces, run in turn, compute what the function does.
 
-    An operation belongs to the first piece that needs it. So a piece computes nothing but what its group waits for:
+    An operation belongs to the first piece that needs it, so a piece computes only what its group waits for:
     of a layer's two products in backward, that of the weights comes before the one that goes further back, and the
-    mean over microbatches of one group before that of the next. What nobody needs is left out. A call of a compiled
-    function is one operation: a loss that is a `jax.jit` function as a whole makes one piece.
+    mean over microbatches of one group before that of the next. Operations that no result needs are left out. A call
+    of a compiled function is one operation, so a loss that is a `jax.jit` function as a whole makes one piece.
 
     Args:
         function: gives a flat sequence of arrays.
         shapes: its arguments as `jax.ShapeDtypeStruct`.
         groups: places of results, in the order in which they are wanted; each result in one group.
-
-    >>> import jax.numpy as jnp
-    >>> def two(x): y = jnp.sin(x); return [y, jnp.cos(y)]
-    >>> pieces = cut(two, [jax.ShapeDtypeStruct((2,), "float32")], [[0], [1]])
-    >>> [(program.reads, program.gives) for program in pieces.programs]
-    [((0,), (1,)), ((1,), (2,))]
     """
+    # 1. Trace. 2. Give each operation to the first group that needs it. 3. Number what passes between the pieces.
     closed = jax.make_jaxpr(lambda *args: list(function(*args)))(*shapes)
     outputs = closed.jaxpr.outvars
     if sorted(place for group in groups for place in group) != list(range(len(outputs))):
@@ -80,7 +85,7 @@ def cut(
 
 
 def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> list[list[JaxprEqn]]:
-    """For each group the operations that it needs and none before it does, in the function's order."""
+    """For each group, the operations that it needs and that no group before it has, in the function's order."""
     maker = {var: place for place, eqn in enumerate(eqns) for var in eqn.outvars}
     taken: set[int] = set()
 
@@ -88,6 +93,7 @@ def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> lis
         return (maker[atom] for atom in atoms if isinstance(atom, Var) and atom in maker)
 
     def take(places: Iterable[int]) -> list[JaxprEqn]:
+        """These operations and all that they depend on, as far as they are not taken yet."""
         found, waiting = [], list(places)
         while waiting:
             place = waiting.pop()
@@ -97,14 +103,19 @@ def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> lis
                 waiting.extend(makers(eqns[place].invars))
         return [eqns[place] for place in sorted(found)]
 
-    # What prints is needed by no result: the last piece has it.
-    prints = [place for place, eqn in enumerate(eqns) if eqn.effects]
+    # No result needs an operation with an effect, such as a print: the last piece has it.
+    effects = [place for place, eqn in enumerate(eqns) if eqn.effects]
     ends = [list(makers(atoms)) for atoms in wanted]
-    return [take(places) for places in [*ends[:-1], ends[-1] + prints]]
+    return [take(places) for places in [*ends[:-1], ends[-1] + effects]]
 
 
 def _numbered(closed: ClosedJaxpr, pieces: Sequence[Sequence[JaxprEqn]], wanted: Sequence[Sequence[_Atom]]) -> Pieces:
-    """The programs of these operations, and the numbers of what passes between them."""
+    """The programs of these operations, and the numbers of what passes between them.
+
+    Atoms are looked up by `id`, since a literal need not be hashable.
+    """
+    # 1. Number the arguments, then what each piece makes and a result or another piece needs. A result that no
+    #    operation makes, a literal or a constant, counts as made by the piece of its group.
     values: list[_Atom] = list(closed.jaxpr.invars)
     number = {id(atom): place for place, atom in enumerate(values)}
     needed = {id(atom) for atoms in (*_reads(pieces), *wanted) for atom in atoms}
@@ -117,8 +128,10 @@ def _numbered(closed: ClosedJaxpr, pieces: Sequence[Sequence[JaxprEqn]], wanted:
         gives.append(tuple(range(len(values), len(values) + len(made))))
         results.append(tuple(number[id(atom)] for atom in atoms))
         values += made
+    # 2. What each piece reads, by number, and the last piece that uses each value. Constants are part of a program.
     reads = [tuple(number[id(var)] for var in read if id(var) not in constants) for read in _reads(pieces)]
     last = {value: place for place in range(len(pieces)) for use in (reads, gives, results) for value in use[place]}
+    # 3. The programs.
     programs = tuple(
         PieceProgram(
             run=_function(closed, eqns, [values[n] for n in reads[place]], [values[n] for n in gives[place]]),

@@ -1,8 +1,8 @@
-"""Which values differ between devices: the guard against summing a gradient twice.
+"""What reducers refuse: values of a wrong dtype or shape, and gradients that JAX has already summed.
 
 Under `jax.shard_map`, differentiating with respect to *replicated* parameters makes JAX insert the sum
-itself. A reducer on top multiplies by the number of devices, with no error. So parameters are cast to
-`varying` first, and a value that no longer varies over an axis is refused.
+itself. A reducer on top would multiply by the number of devices, with no error. So cast parameters to
+`varying` first; reducers refuse a value that no longer varies over an axis that they sum over.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-# ---- Which values a reducer takes, by their dtype and their shape -------------------------------------
+# ---- Dtypes and shapes ----
 
 
 def require_array(value: jax.Array | jax.ShapeDtypeStruct, name: str) -> None:
-    """Raise TypeError, which names the value, unless it is one array (or its shape): trees are for tree reducers."""
+    """Raise TypeError, which names the value, unless it is one array or its shape; trees are for tree reducers."""
     if not hasattr(value, "dtype"):
         kind = type(value).__name__
         raise TypeError(
@@ -28,7 +28,7 @@ def require_array(value: jax.Array | jax.ShapeDtypeStruct, name: str) -> None:
 
 
 def require_divides(message: jax.Array | jax.ShapeDtypeStruct, reducer: str, count: int, what: str) -> None:
-    """Raise ValueError, which names the reducer, unless the message has one dim and divides by the `count` of `what`.
+    """Raise ValueError, which names the reducer, unless the message has one dim and divides by `count`, the `what`.
 
     TypeError if it is not one array.
     """
@@ -47,9 +47,12 @@ def require_floats(message: jax.Array) -> None:
 
 
 def require_summable(value: jax.Array | jax.ShapeDtypeStruct, name: str) -> None:
-    """Raise TypeError, which names the value, if it is of bool: some collectives count these, and others take 'or'."""
+    """Raise TypeError, which names the value, if it is bool: some collectives add these up, and others take 'or'."""
     if value.dtype == jnp.bool_:
         raise TypeError(f"{name} is bool, of which there is no sum; count the devices with {name}.astype('int32')")
+
+
+# ---- Values that differ between devices ----
 
 
 def varying_axes(value: jax.Array) -> frozenset[str]:
@@ -60,7 +63,7 @@ def varying_axes(value: jax.Array) -> frozenset[str]:
 def require_varying(value: jax.Array, axes: Iterable[str], name: str) -> None:
     """Raise TypeError if `value` is already the same along one of `axes`: a sum would count it again.
 
-    And if it is not one array. Says nothing of what varies where JAX tracks no types: under `jax.pmap` and
+    Also if it is not one array. Cannot tell what varies where JAX tracks no types: under `jax.pmap` and
     `jax.shard_map(check_vma=False)`.
     """
     require_array(value, name)
@@ -79,10 +82,10 @@ def _is_tracked(axis: str) -> bool:
 
 
 def same_along(value: jax.Array, axes: Iterable[str]) -> jax.Array:
-    """`value`, of which the caller knows that all devices along `axes` hold the same bits; moves nothing.
+    """`value`, typed as the same along `axes`: the caller knows that all devices there hold the same bits.
 
-    JAX knows that of the result of a psum, and cannot know it of an algorithm made of permutes. The laws of
-    the conformance suite hold whoever says so to his word (L3).
+    Moves nothing. JAX knows it of the result of a psum, and cannot know it of an algorithm made of permutes. The
+    conformance suite checks the claim for every reducer (law L3).
     """
     wanted = varying_axes(value) & frozenset(axes)
     result: jax.Array = _same_along_p.bind(value, axes=tuple(sorted(wanted))) if wanted else value

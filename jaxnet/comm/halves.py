@@ -1,28 +1,42 @@
-"""An all-reduce made of permutes, in two halves with room between them, the second the first run backwards."""
+"""A sum in two halves, a reduce-scatter and an all-gather, with room for another sum between them.
+
+Reducers over several levels are brackets, one inside the other:
+
+    scattered("device", ring("host"))
+
+reduce-scatters a message over the devices of a host, sums each shard around a ring of hosts, and all-gathers over
+the devices. This module has the bracket, XLA's own collectives as its halves, and XLA's all-reduce. Rings, halving and
+doubling are in `rings`, trees in `trees`.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.guards import require_array, require_divides, require_varying, same_along
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size, stateless
 from jaxnet.comm.topology import (
     Axis,
+    Factor,
     Line,
     Permutation,
     digit_of,
     groups_of,
     inverse,
     line_of,
+    mesh_axis,
     require_apart,
-    summed_over,
+    same_along_axis,
 )
 
-# ---- Bucket reducers: how one message is summed over mesh axes ----------------------------------------
+Spec = jax.ShapeDtypeStruct | jax.Array  # of a message: anything with `shape` and `dtype`
+
+# ---- All-reduce ----
 
 
 class AllReduce(Protocol):
@@ -31,6 +45,7 @@ class AllReduce(Protocol):
     def __call__(self, *axes: str) -> Reducer: ...
 
 
+@expressed
 def all_reduce(*axes: str) -> Reducer:
     """Sum over `axes` with the backend's own all-reduce (NCCL; Gloo's ring; the TPU's torus).
 
@@ -44,211 +59,240 @@ def all_reduce(*axes: str) -> Reducer:
             return same_along(message, axes)  # a collective of one device would be a copy (law L4)
         return lax.psum(message, axes)
 
-    def plan(spec: jax.ShapeDtypeStruct, axis_sizes: Mapping[str, int]) -> Plan:
-        return Plan(_collectives("all-reduce", axes, spec, axis_sizes))
+    def plan(spec: Spec, axis_sizes: AxisSizes) -> Plan:
+        require_array(spec, "the message")
+        size = axes_size(axes, axis_sizes)
+        whole = Collective("all-reduce", axes, size, math.prod(spec.shape), jnp.dtype(spec.dtype).name)
+        return Plan((whole,) if size > 1 else ())
 
     return stateless(reduce, plan)
 
 
+IDENTITY = all_reduce()
+"""The inner reducer of a bracket with nothing inside."""
+
+
+# ---- Two halves, and the bracket that they make ----
+
+
+class HalvesPlan(NamedTuple):
+    """What two halves will do to a message of a given shape on a mesh of given sizes.
+
+    Attributes:
+        scatter: the collectives of the first half, in the order in which they are issued.
+        gather: those of the second half.
+        shards: how many shards the first half makes of a message; 1 if it leaves the whole sum on a root.
+        multiple: the message must have a multiple of this many elements.
+    """
+
+    scatter: tuple[Collective, ...]
+    gather: tuple[Collective, ...]
+    shards: int
+    multiple: int
+
+    def shard(self, spec: Spec) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of what the first half leaves on a device."""
+        return jax.ShapeDtypeStruct((spec.shape[0] // self.shards,), spec.dtype)
+
+
+class Halves(NamedTuple):
+    """A reduce-scatter and the all-gather that undoes it, over one axis or several.
+
+    With 4 devices that hold `[0, 1, 2, 3]`, `[10, 11, 12, 13]`, `[20, 21, 22, 23]` and `[30, 31, 32, 33]`, `scatter`
+    leaves one shard of the sum on each, and `gather` gives all shards to all:
+
+    >>> from jax.sharding import Mesh, PartitionSpec as P
+    >>> mesh = Mesh(jax.devices()[:4], ("device",))
+    >>> halves = xla_halves("device")
+    >>> x = 10 * jnp.arange(4)[:, None] + jnp.arange(4)[None]
+    >>> scatter = lambda row: halves.scatter(row[0])
+    >>> jax.shard_map(scatter, mesh=mesh, in_specs=P("device"), out_specs=P("device"))(x).tolist()
+    [60, 64, 68, 72]
+    >>> both = lambda row: halves.gather(halves.scatter(row[0]))
+    >>> jax.shard_map(both, mesh=mesh, in_specs=P("device"), out_specs=P())(x).tolist()
+    [60, 64, 68, 72]
+
+    The first result has one element on each device, the second all four on every device.
+
+    Attributes:
+        axes: what it spans; shard number p lies on place p along `axes`, of which the first is the slowest.
+        scatter: `scatter(message) -> shard` of the sum, an array of one dim.
+        gather: `gather(shard) -> message`: every device gets the whole message, and the same bits.
+        plan: `plan(spec of the message, axis_sizes) -> HalvesPlan`; ValueError if the message does not divide.
+        rooted: the first half leaves the whole sum on a root, and shards on no device.
+        expression: Python that makes it; `expressed` fills it in.
+    """
+
+    axes: tuple[Axis, ...]
+    scatter: Callable[[jax.Array], jax.Array]
+    gather: Callable[[jax.Array], jax.Array]
+    plan: Callable[[Spec, AxisSizes], HalvesPlan]
+    rooted: bool = False
+    expression: str = ""
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Halves", self.scatter)
+
+
+@expressed
+def bracket(halves: Halves, inner: Reducer) -> Reducer:
+    """The first half, `inner` on the shard of each device, the second half.
+
+    Law: it sums over `halves.axes` and what `inner` sums over. `inner` must not sum along `halves.axes` again: devices
+    there hold different shards by then. That is a ValueError from `plan` and `reduce`.
+    """
+    names = [mesh_axis(axis) for axis in halves.axes]
+
+    def init_fn(spec: Spec, axis_sizes: AxisSizes) -> PyTree:
+        return inner.init(halves.plan(spec, axis_sizes).shard(spec), axis_sizes)
+
+    def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+        require_varying(message, names, "the message")
+        plan_fn(message, BOUND_AXES)  # refuses a message that does not divide, and an axis that is summed twice
+        shard, state = inner.reduce(halves.scatter(message), state)
+        return halves.gather(shard), state
+
+    def plan_fn(spec: Spec, axis_sizes: AxisSizes) -> Plan:
+        own = halves.plan(spec, axis_sizes)
+        within = inner.plan(own.shard(spec), axis_sizes)
+        for axis in halves.axes:
+            require_apart(axis, within.collectives, axis_sizes)
+        multiple = math.lcm(own.multiple, own.shards * within.multiple)
+        return Plan((*own.scatter, *within.collectives, *own.gather), multiple)
+
+    return Reducer(init_fn, reduce_fn, plan_fn)
+
+
+# ---- XLA's own halves ----
+
+
+@expressed
+def xla_halves(*axes: Axis) -> Halves:
+    """The backend's own reduce-scatter and all-gather, over mesh axes as one, or over one factor of an axis.
+
+    Each of n devices sends `(n-1)/n S` in each half.
+    """
+    if len(axes) > 1 and any(isinstance(axis, Factor) for axis in axes):
+        raise ValueError(f"xla_halves takes mesh axes, or one factor of an axis by itself, got {axes}")
+
+    def scatter(message: jax.Array) -> jax.Array:
+        names, groups = _longer_than_one(axes), _groups(axes, BOUND_AXES)
+        if not names:
+            return message  # a collective of one device would be a copy (law L4)
+        return lax.psum_scatter(message, names, axis_index_groups=groups, tiled=True)
+
+    def gather(shard: jax.Array) -> jax.Array:
+        names, groups = _longer_than_one(axes), _groups(axes, BOUND_AXES)
+        if names and groups:
+            # JAX has no type for what is the same along a factor; `factored` says it of the whole axis.
+            return lax.all_gather(shard, names, axis_index_groups=groups, tiled=True)
+        if names:
+            # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
+            shard = lax.all_gather(shard, names, tiled=True, to="invarying")
+        for axis in axes:
+            shard = same_along_axis(shard, axis)
+        return shard
+
+    def plan(spec: Spec, axis_sizes: AxisSizes) -> HalvesPlan:
+        size = math.prod(digit_of(axis, axis_sizes).size for axis in axes)
+        require_divides(spec, _call("scattered", axes), size, "the size of the axis")
+
+        def half(kind: Kind) -> tuple[Collective, ...]:
+            names, dtype = tuple(mesh_axis(axis) for axis in axes), jnp.dtype(spec.dtype).name
+            whole = Collective(kind, names, size, spec.shape[0], dtype, _groups(axes, axis_sizes) or ())
+            return (whole,) if size > 1 else ()
+
+        return HalvesPlan(half("reduce-scatter"), half("all-gather"), size, size)
+
+    return Halves(axes, scatter, gather, plan)
+
+
+@expressed
 def scattered(axis: Axis, inner: Reducer) -> Reducer:
-    """Reduce-scatter over `axis`, `inner` on the part of each device, all-gather over `axis`.
+    """Reduce-scatter over `axis`, `inner` on the shard of each device, all-gather over `axis`.
 
     Law: `scattered("device", all_reduce("host"))` equals `all_reduce("host", "device")`. With c devices a
     host and h hosts each device sends `2 (c-1)/c S` inside the host and only `2 (h-1)/h S/c` across.
     Nested once per level it is BlueConnect (Cho et al., MLSys 2019), for levels inside an axis with `factored`;
     with two levels also NCCL's and Horovod's hierarchical all-reduce.
 
-    The message must have a multiple of `size(axis)` elements, which `bucketed` sees to. `inner` must not sum along
-    `axis` itself, whose devices hold different parts: that is a ValueError from `plan` and `reduce`.
+    The message must have a multiple of `size(axis)` elements; `bucketed` pads to it.
     """
-
-    def part_of(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> jax.ShapeDtypeStruct:
-        return part_spec(spec, f"scattered({axis!r})", digit_of(axis, axis_sizes).size)
-
-    def init_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> PyTree:
-        return inner.init(part_of(spec, axis_sizes), axis_sizes)
-
-    def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
-        (name, size, _), groups = digit_of(axis, BOUND_AXES), groups_of(axis, BOUND_AXES)
-        require_varying(message, (name,), "the message")
-        plan_fn(message, BOUND_AXES)
-        if size == 1:
-            total, state = inner.reduce(message, state)
-            return summed_over(total, axis), state
-        part = lax.psum_scatter(message, name, axis_index_groups=groups or None, tiled=True)
-        part, state = inner.reduce(part, state)
-        if groups:
-            # Along groups of an axis there is no type for what is the same: `factored` says it of the whole axis.
-            return lax.all_gather(part, name, axis_index_groups=groups, tiled=True), state
-        # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
-        return lax.all_gather(part, name, tiled=True, to="invarying"), state
-
-    def plan_fn(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> Plan:
-        (name, size, _), groups = digit_of(axis, axis_sizes), groups_of(axis, axis_sizes)
-        within = inner.plan(part_of(spec, axis_sizes), axis_sizes)
-        require_apart(f"scattered({axis!r})", axis, within.collectives, axis_sizes)
-
-        def half(kind: Kind) -> tuple[Collective, ...]:
-            whole = Collective(kind, (name,), size, math.prod(spec.shape), jnp.dtype(spec.dtype).name, groups)
-            return (whole,) if size > 1 else ()
-
-        collectives = (*half("reduce-scatter"), *within.collectives, *half("all-gather"))
-        return Plan(collectives, size * within.multiple)
-
-    return Reducer(init_fn, reduce_fn, plan_fn)
+    return bracket(xla_halves(axis), inner)
 
 
-def cast(dtype: str, inner: Reducer) -> Reducer:
-    """Send as `dtype` whatever `inner` sends, and sum in it; the result has the message's own dtype.
-
-    Half the bytes for float16 and bfloat16 (Horovod's fp16 compression, PyTorch's `fp16_compress_hook`). The sum
-    is taken in the narrow type too, so it loses bits at every addition and float16 overflows at 65504.
-    XLA:CPU sends bfloat16 as float32; the check of the compiled program reports it. Integers and complex numbers
-    travel as they are, and where `inner` sends nothing, nothing is rounded. ValueError if `dtype` has no fractions.
-    """
-    narrow = jnp.dtype(dtype).name
-    if not jnp.issubdtype(narrow, jnp.floating):
-        raise ValueError(f"cast: wanted a floating-point dtype such as 'bfloat16', got {narrow!r}")
-
-    def narrowed(spec: jax.ShapeDtypeStruct | jax.Array) -> jax.ShapeDtypeStruct:
-        require_array(spec, "the message")
-        return jax.ShapeDtypeStruct(spec.shape, narrow if jnp.issubdtype(spec.dtype, jnp.floating) else spec.dtype)
-
-    def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
-        sent = narrowed(message)
-        if not inner.plan(sent, BOUND_AXES).collectives:
-            return inner.reduce(message, state)
-        total, state = inner.reduce(message.astype(sent.dtype), state)
-        return total.astype(message.dtype), state
-
-    return Reducer(
-        lambda spec, axis_sizes: inner.init(narrowed(spec), axis_sizes),
-        reduce_fn,
-        lambda spec, axis_sizes: inner.plan(narrowed(spec), axis_sizes),
-    )
+def _longer_than_one(axes: Sequence[Axis]) -> tuple[str, ...]:
+    """The mesh axes to exchange over. Those of one device are left out: vmap, which may bind one, refuses several."""
+    return tuple(mesh_axis(axis) for axis in axes if digit_of(axis, BOUND_AXES).size > 1)
 
 
-def part_spec(spec: jax.ShapeDtypeStruct | jax.Array, reducer: str, size: int) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the part of one of `size` devices; ValueError, which names the reducer, if there is none."""
-    require_divides(spec, reducer, size, "the size of the axis")
-    return jax.ShapeDtypeStruct((spec.shape[0] // size,), spec.dtype)
+def _groups(axes: Sequence[Axis], axis_sizes: AxisSizes) -> tuple[tuple[int, ...], ...] | None:
+    """Places that take part together, if `axes` is a factor of a mesh axis; None: all along the axes do."""
+    return groups_of(axes[0], axis_sizes) or None if len(axes) == 1 else None
 
 
-def _collectives(
-    kind: Kind, axes: tuple[str, ...], spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes
-) -> tuple[Collective, ...]:
-    """The collective, or none where the axes hold one device: it is then the identity (law L4)."""
-    require_array(spec, "the message")
-    size = axes_size(axes, axis_sizes)
-    if size == 1:
-        return ()
-    return (Collective(kind, axes, size, math.prod(spec.shape), jnp.dtype(spec.dtype).name),)
+def _call(name: str, arguments: Sequence[object]) -> str:
+    return f"{name}({', '.join(map(repr, arguments))})"
 
 
-IDENTITY = all_reduce()
-"""The inner reducer of a bracket with nothing inside."""
+# ---- Halves made of permutes ----
+
 
 Round = tuple[Permutation, int]
 """Who sends to whom at the same time, and how many elements each."""
 
 
-class Halves(NamedTuple):
-    """What `between` needs to know of an algorithm over the devices of a line.
+class LineHalf(Protocol):
+    """`half(value, line) -> value`: one half of an algorithm, on a line of at least two devices."""
 
-    Attributes:
-        first: what `inner` reduces, from this device's message.
-        second: the whole sum, the same bits on every device, from what `inner` gave.
-        rounds: of the first half, for a line of this size and a message of so many elements.
-        share: the shape of what `inner` reduces, from that of the message and the size of the line.
-        multiple: the length that a message must divide by, from the size of the line and the multiple of `inner`.
+    def __call__(self, value: jax.Array, line: Line, /) -> jax.Array: ...
+
+
+def permuted_halves(
+    axis: Axis,
+    scatter: LineHalf,
+    gather: LineHalf,
+    rounds: Callable[[int, int], Sequence[Round]],
+    *,
+    name: str,
+    piece_bytes: int | None,
+    chunks: int | None = None,
+) -> Halves:
+    """The halves of an algorithm that sends by permutes along a line. The second sends back what the first sent.
+
+    Args:
+        axis: a mesh axis, or a factor of one.
+        scatter: the first half.
+        gather: the second half.
+        rounds: of the first half, for a line of this size and a message of so many elements; the second half has
+            the inverse permutations in the opposite order.
+        name: of the reducer, for errors.
+        piece_bytes: a permute sends at most so many bytes; None: any number.
+        chunks: of a message whose whole sum the first half leaves on place 0; None: it leaves a shard on each place.
     """
 
-    first: Callable[[jax.Array, Line], jax.Array]
-    second: Callable[[jax.Array, Line], jax.Array]
-    rounds: Callable[[int, int], Sequence[Round]]
-    share: Callable[[jax.ShapeDtypeStruct | jax.Array, int], jax.ShapeDtypeStruct]
-    multiple: Callable[[int, int], int]
-
-
-def between(axis: Axis, halves: Halves, inner: Reducer, piece_bytes: int | None) -> Reducer:
-    """The reducer that runs `inner` between the halves; on an axis of one device, `inner` alone."""
-
-    def init_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> PyTree:
-        return inner.init(halves.share(spec, digit_of(axis, axis_sizes).size), axis_sizes)
-
-    def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+    def scatter_fn(message: jax.Array) -> jax.Array:
         line = line_of(axis, BOUND_AXES, piece_bytes)
-        require_varying(message, (line.digit.axis,), "the message")
-        plan_fn(message, BOUND_AXES)
-        if line.size == 1:
-            total, state = inner.reduce(message, state)
-        else:
-            share, state = inner.reduce(halves.first(message, line), state)
-            total = halves.second(share, line)
-        return summed_over(total, axis), state
+        return scatter(message, line) if line.size > 1 else message
 
-    def plan_fn(spec: jax.ShapeDtypeStruct | jax.Array, axis_sizes: AxisSizes) -> Plan:
+    def gather_fn(shard: jax.Array) -> jax.Array:
+        line = line_of(axis, BOUND_AXES, piece_bytes)
+        return same_along_axis(gather(shard, line) if line.size > 1 else shard, axis)
+
+    def plan_fn(spec: Spec, axis_sizes: AxisSizes) -> HalvesPlan:
         line = line_of(axis, axis_sizes, piece_bytes)
-        within = inner.plan(halves.share(spec, line.size), axis_sizes)
-        require_apart(f"an all-reduce along {axis!r}", axis, within.collectives, axis_sizes)
-        rounds = halves.rounds(line.size, spec.shape[0]) if line.size > 1 else ()
+        multiple = line.size if chunks is None or line.size == 1 else chunks
+        what = "the size of the axis" if chunks is None else "the number of chunks"
+        require_divides(spec, name, multiple, what)
+        there = rounds(line.size, spec.shape[0]) if line.size > 1 else ()
+        back = [(inverse(permutation), elements) for permutation, elements in reversed(there)]
         dtype = jnp.dtype(spec.dtype).name
-        there = _planned(rounds, line, dtype)
-        back = _planned([(inverse(hops), elements) for hops, elements in reversed(rounds)], line, dtype)
-        return Plan((*there, *within.collectives, *back), halves.multiple(line.size, within.multiple))
+        return HalvesPlan(
+            _planned(there, line, dtype), _planned(back, line, dtype), line.size if chunks is None else 1, multiple
+        )
 
-    return Reducer(init_fn, reduce_fn, plan_fn)
-
-
-def _planned(rounds: Sequence[Round], line: Line, dtype: str) -> list[Collective]:
-    return [collective for hops, elements in rounds for collective in line.plan(elements, dtype, hops)]
+    return Halves((axis,), scatter_fn, gather_fn, plan_fn, rooted=chunks is not None)
 
 
-# ---- Reduce-scatter and all-gather of one message in stages, one for each level of a hierarchy --------
-
-
-Stages = tuple[tuple[str, ...], ...]  # the axes of each stage of a reduce-scatter, in its order
-
-
-def scatter_message(message: jax.Array, stages: Stages) -> jax.Array:
-    """A device's part of the sum of `message`, whose length divides by the number of devices."""
-    for axes in stages:
-        if several := _several(axes):
-            message = lax.psum_scatter(message, several, tiled=True)
-    return message
-
-
-def gather_message(part: jax.Array, stages: Stages) -> jax.Array:
-    """The message of which every device holds a part; `stages` are those that scattered it."""
-    for axes in reversed(stages):
-        # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
-        if several := _several(axes):
-            part = lax.all_gather(part, several, tiled=True, to="invarying")
-        part = same_along(part, axes)
-    return part
-
-
-def _several(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that hold more than one device: a collective of one would be a copy (law L4), and of a vmap an error."""
-    return tuple(axis for axis in axes if axes_size((axis,), BOUND_AXES) > 1)
-
-
-def scatter_plan(message: jax.ShapeDtypeStruct, stages: Stages, axis_sizes: AxisSizes) -> list[Collective]:
-    """The collectives of `scatter_message`."""
-    return _plan("reduce-scatter", message, stages, axis_sizes)
-
-
-def gather_plan(message: jax.ShapeDtypeStruct, stages: Stages, axis_sizes: AxisSizes) -> list[Collective]:
-    """The collectives of `gather_message` that give out `message`."""
-    return _plan("all-gather", message, stages, axis_sizes)[::-1]
-
-
-def _plan(kind: Kind, message: jax.ShapeDtypeStruct, stages: Stages, axis_sizes: AxisSizes) -> list[Collective]:
-    """From the whole message to a part; axes that hold one device are the identity (law L4)."""
-    elements, planned = math.prod(message.shape), []
-    for axes in stages:
-        size = axes_size(axes, axis_sizes)
-        if size > 1:
-            planned.append(Collective(kind, axes, size, elements, jnp.dtype(message.dtype).name))
-        elements //= size
-    return planned
+def _planned(rounds: Sequence[Round], line: Line, dtype: str) -> tuple[Collective, ...]:
+    return tuple(c for permutation, elements in rounds for c in line.plan(elements, dtype, permutation))

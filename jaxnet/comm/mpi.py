@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.expression import KiB, expressed
 from jaxnet.comm.guards import require_divides, require_varying, same_along, varying_axes
 from jaxnet.comm.halves import scattered
 from jaxnet.comm.mesh import HOST
-from jaxnet.comm.reducer import AxisSizes, Collective, KiB, Plan, Reducer, axis_size, stateless
+from jaxnet.comm.reducer import AxisSizes, Collective, Plan, Reducer, axis_size, stateless
 from jaxnet.comm.topology import Permutation, inverse, rotation
 from jaxnet.comm.trees import binomial, permutation_of
 
@@ -108,13 +109,13 @@ class OneDevice:
         """The sum over the ranks, as the MPI library computes it."""
         return self._ranks.sum_by_library(self._communicator, value)
 
-    def send(self, value: jax.Array, hops: Permutation) -> jax.Array | None:
-        """What the sender of this rank's hop has as `value`; None on a rank to which none leads.
+    def send(self, value: jax.Array, permutation: Permutation) -> jax.Array | None:
+        """What this rank receives when each sender sends its `value`; None where nothing arrives.
 
-        Every rank makes the call, those without a hop with nobody at the other end, so that all run the same program.
+        Every rank makes the call, those without a partner with MPI_PROC_NULL, so that all run the same program.
         """
-        to = next((receiver for sender, receiver in hops if sender == self.rank), None)
-        source = next((sender for sender, receiver in hops if receiver == self.rank), None)
+        to = next((receiver for sender, receiver in permutation if sender == self.rank), None)
+        source = next((sender for sender, receiver in permutation if receiver == self.rank), None)
         carrier = carrier_of(value.dtype)
         bits = value if value.dtype == carrier else lax.bitcast_convert_type(value, carrier)
         received = self._ranks.exchange(self._communicator, bits, to, source)
@@ -206,6 +207,7 @@ ALGORITHMS = ("library", "tree", "ring")
 _RING_FROM_BYTES = 32 * KiB  # of the message, for each rank
 
 
+@expressed
 def mpi_all_reduce(
     *axes: str,
     algorithm: Algorithm | None = None,
@@ -289,8 +291,16 @@ def planned(algorithm: Algorithm, spec: jax.ShapeDtypeStruct, ranks: int, axis: 
     else:
         rounds, size = 2 * (ranks - 1) * [rotation(ranks, 1)], elements // ranks
     return tuple(
-        Collective("collective-permute", (axis,), ranks, size, dtype, pairs=hops, transport="mpi") for hops in rounds
+        Collective("collective-permute", (axis,), ranks, size, dtype, pairs=pairs, transport="mpi") for pairs in rounds
     )
+
+
+# ---- The algorithms ----
+#
+# They are not brackets of `Halves`, for two reasons. A rank is known when its program is traced, so a rank picks its
+# chunks as Python ints and leaves out additions that are not its own; halves are one program for all places, which look
+# their chunks up at run time. And each device has a communicator of its own, so the whole algorithm runs in one branch
+# of a switch over devices; halves would be two switches around `inner`.
 
 
 def _by_library(device: OneDevice, message: jax.Array) -> jax.Array:
@@ -301,24 +311,25 @@ def _by_library(device: OneDevice, message: jax.Array) -> jax.Array:
 
 def _by_ring(device: OneDevice, message: jax.Array) -> jax.Array:
     rank, size = device.rank, device.size
-    hops, chunks = rotation(size, 1), message.reshape(size, -1)
+    to_next, chunks = rotation(size, 1), message.reshape(size, -1)
+    # 1. Reduce-scatter. The sum of chunk r starts on rank r, and each rank that it reaches adds its own.
     travelling = chunks[rank]
     for step in range(1, size):
-        travelling = _received(device.send(travelling, hops)) + chunks[(rank - step) % size]
-    # It is now the whole sum of chunk rank + 1; each further hop brings the one before.
+        travelling = _received(device.send(travelling, to_next)) + chunks[(rank - step) % size]
+    # 2. All-gather. This rank has the whole sum of chunk rank + 1; each further round brings the one before.
     sums = [travelling]
     for _ in range(size - 1):
-        sums.append(_received(device.send(sums[-1], hops)))
+        sums.append(_received(device.send(sums[-1], to_next)))
     return jnp.concatenate([sums[(rank + 1 - chunk) % size] for chunk in range(size)])
 
 
 def _by_tree(device: OneDevice, message: jax.Array) -> jax.Array:
     rounds = _tree_rounds(device.size)
-    for hops in rounds:
-        received = device.send(message, hops)
+    for permutation in rounds:
+        received = device.send(message, permutation)
         message = message if received is None else message + received
-    for hops in reversed(rounds):
-        received = device.send(message, inverse(hops))
+    for permutation in reversed(rounds):
+        received = device.send(message, inverse(permutation))
         message = message if received is None else received
     return message
 

@@ -1,20 +1,29 @@
-"""The order in which the backward pass produces gradients, read from the traced program."""
+"""In which order gradients become ready, and which of them travel together.
 
+`backward_order` reads the order from the traced program. `merged_by_cost` (MG-WFBP) and `merged_up_to` (Horovod) then
+group gradients that follow each other.
+"""
+
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.extend.core import Literal
 
 from jaxnet.comm.buckets import require_cap
+from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.reducer import PyTree
+
+# ---- Order ----
 
 
 def backward_order(gradient: Callable[..., PyTree], *shapes: PyTree) -> tuple[int, ...]:
     """Indices of the leaves of `gradient(*shapes)`, first the one whose value is computed first.
 
-    A parameter tree is flattened by name, which is not the order of the layers; the traced program is. Leaves
-    that one operation produces together keep their reversed tree order, PyTorch DDP's guess.
+    A parameter tree is flattened by name; the traced program has the order of the layers. Leaves that one
+    operation produces together are in reversed tree order, PyTorch DDP's guess.
 
     Args:
         gradient: a function that returns the gradient's pytree, such as `jax.grad(loss)`.
@@ -54,7 +63,7 @@ def in_place(ordered: Sequence[Any], order: Sequence[int]) -> list[Any]:
     return [ordered[index] for index in back]
 
 
-# ---- Which consecutive gradients travel as one message: merging by cost, the idea of MG-WFBP ----------
+# ---- Groups of gradients ----
 #
 # An all-reduce of n bytes takes `alpha + beta n`. Merging two saves an alpha; the price is that the gradient that
 # is ready first waits for the other. Pure Python, seconds and bytes.
@@ -68,10 +77,10 @@ def merge_by_cost(
 ) -> tuple[tuple[int, ...], ...]:
     """The consecutive groups of leaves whose last all-reduce ends first; indices of leaves, in order.
 
-    All-reduces share one link: each starts when its leaves are ready and the one before it is done. Exact, in
-    O(L^2): however the first i leaves are grouped, what follows only sees when they are done, and done earlier is
-    never worse; so the best grouping of the first j leaves is the best of some first i, and one group of the rest.
-    Of equally early ones it takes that with the larger last group.
+    All-reduces share one link: each starts when its leaves are ready and the one before it is done. Exact, by
+    dynamic programming in O(L^2): what follows the first i leaves depends only on when these are done, and earlier
+    is never worse. So the best grouping of the first j leaves is the best of some first i, and one group of the rest.
+    Among equally early groupings it takes the one with the larger last group.
 
     The rule in the authors' program merges a gradient into the next one whenever the wait costs less than the alpha
     saved (Shi, Chu and Li, arXiv 1811.11141 and 1912.09268, where it is called optimal). It is not: each wait is
@@ -106,7 +115,7 @@ def merge_by_cost(
 
 
 def _groups(begins: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """From where the last group of each prefix begins to the groups of the whole."""
+    """The groups, from where the last group of each prefix begins."""
     groups, end = [], len(begins) - 1
     while end:
         groups.append(tuple(range(begins[end], end)))
@@ -142,3 +151,62 @@ def finish_time(
         ready = max(ready_seconds[leaf] for leaf in group)
         done = max(done, ready) + (alpha + beta * sum(sizes_bytes[leaf] for leaf in group))
     return done
+
+
+# ---- Groupings, as `grouped` takes them ----
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """`grouping(sizes_bytes) -> groups`, which prints as the expression that makes it.
+
+    Attributes:
+        choose: gives the groups of leaves of these sizes in bytes, as indices of leaves.
+        expression: Python that makes it; `expressed` fills it in.
+    """
+
+    choose: Callable[[Sequence[int]], Groups]
+    expression: str = ""
+
+    def __call__(self, sizes_bytes: Sequence[int]) -> Groups:
+        return self.choose(sizes_bytes)
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Grouping", self.choose)
+
+    def _replace(self, expression: str) -> "Grouping":
+        """As that of a NamedTuple, for `expressed`."""
+        return replace(self, expression=expression)
+
+
+@expressed
+def merged_up_to(most_bytes: int) -> Grouping:
+    """The groups of `merge_up_to`.
+
+    >>> merged_up_to(10)([4, 4, 4, 20, 1])
+    ((0, 1), (2,), (3,), (4,))
+    """
+    return Grouping(lambda sizes: merge_up_to(most_bytes, sizes))
+
+
+@expressed
+def merged_by_cost(
+    *, alpha: float, beta: float, seconds_per_byte: float = 0.0, ready_seconds: Sequence[float] | None = None
+) -> Grouping:
+    """The groups of `merge_by_cost`.
+
+    Args:
+        alpha: seconds that an all-reduce takes whatever its size.
+        beta: seconds for each byte of the message.
+        seconds_per_byte: of backward, for each byte of a leaf; used only without `ready_seconds`.
+        ready_seconds: when backward has produced each leaf, as measured.
+
+    >>> merged_by_cost(alpha=1, beta=1, ready_seconds=[0, 0.9, 1.8])([10, 1, 1])
+    ((0,), (1, 2))
+    """
+
+    def choose(sizes: Sequence[int]) -> Groups:
+        modelled = itertools.accumulate(seconds_per_byte * size for size in sizes)
+        return merge_by_cost(list(modelled) if ready_seconds is None else ready_seconds, sizes, alpha, beta)
+
+    return Grouping(choose)

@@ -1,8 +1,13 @@
-"""Messages made by several programs and summed by others, launched from two threads so that they overlap.
+"""A step as several programs: some compute messages, others sum them, and two threads launch them so that they overlap.
 
-What PJRT's CPU client does decides the form. A program that was compiled for several devices waits for the one such
-before it, so all that computes is compiled for this process's device alone, and only what sums spans the mesh. And a
-program waits for the one that the same thread launched before, so sums are launched by a thread of their own.
+    this thread      piece 0 ------- piece 1 ------- piece 2 ------- update
+    a helper                 sum 0 ---------- sum 1 ---------- sum 2
+
+Two properties of PJRT's CPU client decide the form:
+
+- A program compiled for several devices waits for the one such program before it. So what computes is compiled for
+  this process's device alone, and only the sums span the mesh.
+- A program waits for the one that the same thread launched before it. So a second thread launches the sums.
 """
 
 import itertools
@@ -22,12 +27,12 @@ from jaxnet.comm.order import in_place, reordered
 from jaxnet.comm.reducer import AxisSizes, PyTree, Reducer
 from jaxnet.comm.verify import compiler_options
 
-# ---- A tree of values as the messages in which a reducer sums them, for programs that send each by itself
+# ---- Messages ----
 
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """How a tree becomes messages, and sums of messages a tree.
+    """How a tree becomes messages, and sums of messages a tree, for programs that send each message by itself.
 
     Attributes:
         reducer: sums one message.
@@ -77,12 +82,15 @@ def messages_of(
     return Messages(reducer.message, buckets, order, tree)
 
 
+# ---- Programs, launched ----
+
+
 PIECE, SUM, UPDATE = "step_piece", "step_sum", "step_update"
-"""What the programs are called, in traces too: those that compute, those that sum, and the one that uses the sums."""
+"""The names of the programs, in traces too: those that compute, those that sum, and the one that uses the sums."""
 
 
 class HasText(Protocol):
-    """A program in one of its stages."""
+    """A program, lowered or compiled."""
 
     def as_text(self) -> str | None: ...
 
@@ -98,10 +106,10 @@ class Message(NamedTuple):
 class Launch:
     """`launch(arguments, states) -> (sums, states)`: the messages of a function, summed over the mesh.
 
-    Arguments and sums lie on the one device of this process, states of the reducers, one a message, on the mesh:
-    [hosts, devices, ...]; they are donated, unless lowered to `keep` them. All processes must call it alike.
+    Arguments and sums are on the one device of this process. The states of the reducers, one a message, are on the
+    mesh, [hosts, devices, ...]; they are donated unless lowered with `keep`. All processes must make the same calls.
 
-    An error in either thread is raised by the call; what was not launched by then is not launched any more.
+    The call raises an error of either thread; programs that were not launched by then are not launched.
     """
 
     def __init__(
@@ -122,14 +130,18 @@ class Launch:
         try:
             for piece, program in self._pieces:
                 if stop.is_set():
-                    break  # the sum that failed says why, below
+                    break  # a sum failed: its future raises the error below
+                # 1. Compute. A piece of a group whose results exist already has nothing to run.
                 if piece.reads or piece.gives:
                     values.update(zip(piece.gives, program(*(values[number] for number in piece.reads)), strict=True))
+                # 2. Hand each message to the helper, which launches the sums one after the other.
                 for number in piece.results:
                     place = len(travelling)
                     travelling.append(self._helper.submit(self._sum, place, values[number], states[place], stop))
+                # 3. Free what no later piece reads.
                 for number in piece.drops:
                     values.pop(number)
+            # 4. Wait until all sums have been launched; their values may still be under way.
             done = [future.result() for future in travelling]
         except BaseException:
             stop.set()
@@ -140,6 +152,7 @@ class Launch:
         """All programs, in the order in which they are launched."""
         return _text(self._pieces, self._sums)
 
+    # Runs in the helper thread. The first error stops both threads: nothing more is launched.
     def _sum(self, place: int, message: jax.Array, state: PyTree, stop: threading.Event) -> tuple[jax.Array, PyTree]:
         if stop.is_set():
             raise CancelledError
@@ -154,7 +167,7 @@ class Launch:
 
 
 class LoweredLaunch(NamedTuple):
-    """A `Launch` before compilation; messages alike share a program."""
+    """A `Launch` before compilation. Equal messages share a program."""
 
     pieces: list[tuple[PieceProgram, jax.stages.Lowered]]
     sums: list[jax.stages.Lowered]
@@ -182,7 +195,7 @@ def lower_launch(
     at_once: bool = False,
     keep: bool = False,
 ) -> LoweredLaunch:
-    """The programs of a `Launch`.
+    """Lower the programs of a `Launch`.
 
     Args:
         function: gives a message for each of `summed`.
@@ -190,7 +203,7 @@ def lower_launch(
         summed: the messages, in the order in which they travel.
         mesh: axes ('host', 'device'), one device of each process.
         at_once: no message travels before all have been computed.
-        keep: the reducers' states stay as they are, beside the new ones.
+        keep: do not donate the reducers' states.
     """
     places = range(len(summed))
     pieces = cut(function, shapes, [places] if at_once else [[place] for place in places])
@@ -214,25 +227,25 @@ def lower_here(
         raise ValueError(f"wanted one device of each process on the mesh, got {len(mesh.local_devices)}")
     local_shards = SingleDeviceSharding(mesh.local_devices[0])
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=local_shards), shapes)
-    # An argument that is replaced unread would otherwise be left out, and not donated.
+    # keep_unused: JAX would drop an argument that the function does not read, and then not donate it.
     run = _named(name, function)
     return jax.jit(run, donate_argnums=donate, out_shardings=local_shards, keep_unused=True).lower(*placed)
 
 
 def _named(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """A function that JAX calls `name`."""
+    """`function` under this name, which JAX gives to its program."""
     named = lambda *args: function(*args)  # noqa: E731
     named.__name__ = name
     return named
 
 
 def local_shards(tree: PyTree) -> PyTree:
-    """What this process's device holds of arrays on the mesh; nothing is copied."""
+    """What this process's device holds of arrays on the mesh. Copies nothing."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def replicated_arrays(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Arrays of this process's device, the same on all, as arrays on the mesh; nothing is copied."""
+    """Arrays of this process's device, which are the same on all, as arrays on the mesh. Copies nothing."""
     sharding = replicated(mesh)
     return jax.tree.map(lambda leaf: jax.make_array_from_single_device_arrays(leaf.shape, sharding, [leaf]), tree)
 
@@ -259,7 +272,7 @@ def _lower_sum(summed: Message, mesh: Mesh, keep: bool) -> jax.stages.Lowered:
 
 
 def _text(pieces: Sequence[tuple[PieceProgram, HasText]], sums: Sequence[HasText]) -> str:
-    """Each piece before the sums of its results."""
+    """The texts in order of launch: each piece, then the sums of its results."""
     waiting = iter(sums)
     programs = [program for piece, run in pieces for program in (run, *itertools.islice(waiting, len(piece.results)))]
     return "\n".join(program.as_text() or "" for program in programs)

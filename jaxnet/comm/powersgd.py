@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.bucketed import bucketed
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_varying, varying_axes
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size
 
@@ -32,6 +33,7 @@ class PowerSGDState(NamedTuple):
     rest: PyTree
 
 
+@expressed
 def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
     """Sum matrices by one step of subspace iteration, and all other leaves with `inner` (Vogels et al., 2019).
 

@@ -1,7 +1,7 @@
-"""The central idea: a reducer is three pure functions, and reducers nest.
+"""What a reducer is: three pure functions, `init`, `reduce` and `plan`. Reducers nest.
 
 A reducer sums over mesh axes, inside `jax.shard_map` or `jax.pmap`. A *bucket* reducer takes one array of
-one dim; a *tree* reducer takes a pytree. `bucketed` lifts the first to the second, and strategies read from
+one dim; a *tree* reducer takes a pytree. `bucketed` lifts the first to the second. An expression reads from
 the outside in, as the data moves:
 
     bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.buckets import BucketPlan
+from jaxnet.comm.expression import default_text
 
-# ---- A collective operation as a plan names it: what travels, over which axes, at what cost in bytes --
+# ---- Collectives, as a plan names them ----
 
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
@@ -35,12 +36,12 @@ class Collective:
         kind: the operation, by the name that HLO gives it.
         axes: the mesh axes that it spans.
         size: how many devices take part, the product of the axes' sizes.
-        elements: elements of the whole message: the array that all-reduce sums, that reduce-scatter
-            takes in, that all-gather gives out, that all-to-all deals out, that one sender of a permute sends.
-        dtype: what travels, by its NumPy name.
+        elements: elements of the whole message: the sum of an all-reduce, the input of a reduce-scatter or an
+            all-to-all, the output of an all-gather, what one sender of a permute sends.
+        dtype: the NumPy name of what travels.
         groups: places along `axes`, counted row by row, that take part together; empty: all of them.
         pairs: (sender, receiver) of a collective-permute, as places along `axes`.
-        transport: who carries it: XLA's collectives, or calls of an MPI library, whose ranks are then the places.
+        transport: 'xla': XLA's collectives; 'mpi': calls of an MPI library, whose ranks are then the places.
     """
 
     kind: Kind
@@ -79,7 +80,7 @@ def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
 
 
 def axis_size(axis: str, axis_sizes: Mapping[str, int]) -> int:
-    """The size of one; ValueError, which names those that there are, for no axis of the mesh.
+    """The size of one axis; ValueError, which names the axes that there are, if the mesh lacks it.
 
     >>> axis_size("hosts", {"host": 2, "device": 4})
     Traceback (most recent call last):
@@ -96,11 +97,11 @@ def wire_bytes_per_axis(
 ) -> dict[str, int]:
     """Bytes that the busiest device sends in one step, by the axes they travel over (`'host'`, `'host+device'`).
 
-    All devices send alike but along trees, where a leaf sends once and the root once for each of its children.
+    All devices send as much, except along trees, where a leaf sends once and the root once for each child.
 
     Args:
         collectives: of one step.
-        shares: in what part of the steps each of them runs.
+        shares: for each collective, the part of the steps in which it runs.
 
     >>> wire_bytes_per_axis([Collective("all-gather", ("device",), 2, 100, "float32")])
     {'device': 200}
@@ -120,11 +121,11 @@ def wire_bytes_per_axis(
     return {axes: round(sent + max(by_some[axes].values(), default=0)) for axes, sent in by_all.items()}
 
 
+# ---- Reducers and their plans ----
+
+
 PyTree = Any
 AxisSizes = Mapping[str, int]
-
-KiB = 1024
-MiB = 1024 * KiB
 
 FIRST_STATE = "The first state is reducer.init(shapes, axis_sizes) of the same reducer, shapes and mesh."
 
@@ -136,7 +137,7 @@ class Plan:
     Attributes:
         collectives: every collective of one reduction, in the order in which they are issued.
         multiple: messages must have a multiple of this many elements.
-        buckets: how leaves map to messages; None where none are cut from leaves: of a bucket reducer, and of PowerSGD.
+        buckets: how leaves map to messages; None for a bucket reducer and for PowerSGD, which cut no leaves.
     """
 
     collectives: tuple[Collective, ...]
@@ -147,8 +148,8 @@ class Plan:
 class InitFn(Protocol):
     """`init(shapes, axis_sizes) -> state`: the state of one device before the first step.
 
-    `shapes` holds `jax.ShapeDtypeStruct` (arrays do too); nothing is computed from values. A state made inside
-    `jax.shard_map` is typed as the same on every device; a `lax.scan` there that carries it takes
+    `shapes` holds `jax.ShapeDtypeStruct`, or arrays, whose values are not read. A state made inside
+    `jax.shard_map` is typed as the same on every device; to carry it through a `lax.scan` there, cast it with
     `lax.pcast(state, axes, to="varying")`.
     """
 
@@ -171,16 +172,29 @@ class PlanFn(Protocol):
 
 
 class Reducer(NamedTuple):
-    """How values are summed over the mesh. See `InitFn`, `ReduceFn` and `PlanFn` for the contracts.
+    """How values are summed over the mesh. It prints as the expression that makes it.
 
-    `message` is what sums each message of a tree reducer by itself: the state is a tuple of one state a message, in
-    the order of the plan's buckets. None for a bucket reducer, and where messages depend on each other.
+    Attributes:
+        init: makes the state before the first step; see `InitFn`.
+        reduce: sums; see `ReduceFn`.
+        plan: says what travels; see `PlanFn`.
+        message: of a tree reducer that sums each message by itself, the bucket reducer that does. The state is then
+            a tuple of one state a message, in the order of the plan's buckets. None for a bucket reducer, and where
+            messages depend on each other.
+        expression: Python that makes it; `expressed` fills it in.
     """
 
     init: InitFn
     reduce: ReduceFn
     plan: PlanFn
     message: "Reducer | None" = None
+    expression: str = ""
+
+    def __repr__(self) -> str:
+        return self.expression or default_text("Reducer", self.reduce)
+
+
+# ---- Writing a reducer ----
 
 
 class _BoundAxes(Mapping[str, int]):
@@ -190,13 +204,14 @@ class _BoundAxes(Mapping[str, int]):
         return lax.axis_size(axis)
 
     def __iter__(self) -> Iterator[str]:
-        raise TypeError("the bound axes can be asked for by name only")
+        raise TypeError("JAX gives the size of a bound axis by its name, and no list of the bound axes")
 
     def __len__(self) -> int:
-        raise TypeError("the bound axes can be asked for by name only")
+        raise TypeError("JAX gives the size of a bound axis by its name, and no list of the bound axes")
 
 
 BOUND_AXES: AxisSizes = _BoundAxes()
+"""Stands for `axis_sizes` inside `reduce`."""
 
 
 def stateless(reduce: Callable[[jax.Array], jax.Array], plan: PlanFn) -> Reducer:
@@ -212,11 +227,11 @@ def stateless(reduce: Callable[[jax.Array], jax.Array], plan: PlanFn) -> Reducer
     return Reducer(init_fn, reduce_fn, plan)
 
 
-# ---- A reducer as an optax gradient transformation, for a training loop that is not ours --------------
+# ---- As a link of an optax chain ----
 
 
 class GradientTransformation(NamedTuple):
-    """The pair `(init, update)` that `optax.chain` takes. Defined here so that this package needs jax alone."""
+    """The pair `(init, update)` that `optax.chain` takes. Defined here so that this package needs only JAX."""
 
     init: Callable[[PyTree], PyTree]
     update: Callable[..., tuple[PyTree, PyTree]]

@@ -1,16 +1,16 @@
 """Parameters travel every so many steps, instead of gradients in each."""
 
-import itertools
 from collections.abc import Sequence
 
 from jaxnet.comm import codecs
 from jaxnet.comm.bucketed import bucketed, grouped
-from jaxnet.comm.compressed import compressed, compressed_scattered
-from jaxnet.comm.halves import AllReduce, all_reduce, cast, scattered
+from jaxnet.comm.compressed import cast, compressed, compressed_scattered
+from jaxnet.comm.expression import MiB
+from jaxnet.comm.halves import AllReduce, all_reduce, scattered
 from jaxnet.comm.mesh import AXES, DEVICE, HOST
-from jaxnet.comm.order import Groups, merge_by_cost, merge_up_to
+from jaxnet.comm.order import merged_by_cost, merged_up_to
 from jaxnet.comm.powersgd import powersgd as by_rank
-from jaxnet.comm.reducer import MiB, Reducer
+from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.rings import halving_doubling as by_halves
 from jaxnet.comm.rings import ring
 from jaxnet.comm.sharded import Sharded, as_reducer, scatter_after, sharded
@@ -79,11 +79,8 @@ def horovod(bucket_bytes: int = 128 * MiB, all_reduce: AllReduce = all_reduce) -
     clock, so here models below 128 MiB are one message.
     """
 
-    def fuse(sizes: Sequence[int]) -> Groups:
-        return merge_up_to(bucket_bytes, sizes)
-
     return Strategy(
-        grouped(all_reduce(*AXES), fuse),
+        grouped(all_reduce(*AXES), merged_up_to(bucket_bytes)),
         "during",
         name="horovod",
         summary=f"whole leaves fused while they fit into {bucket_bytes / MiB:g} MiB (Horovod's tensor fusion)",
@@ -111,12 +108,9 @@ def mg_wfbp(
         all_reduce: makes the sum over all devices.
     """
 
-    def merge(sizes: Sequence[int]) -> Groups:
-        modelled = itertools.accumulate(seconds_per_byte * size for size in sizes)
-        return merge_by_cost(list(modelled) if ready_seconds is None else ready_seconds, sizes, alpha, beta)
-
+    merging = merged_by_cost(alpha=alpha, beta=beta, seconds_per_byte=seconds_per_byte, ready_seconds=ready_seconds)
     return Strategy(
-        grouped(all_reduce(*AXES), merge),
+        grouped(all_reduce(*AXES), merging),
         "during",
         name="mg_wfbp",
         summary="leaves merged where a model of costs says that the last message ends first, during backward (MG-WFBP)",

@@ -1,4 +1,12 @@
-"""Devices in a row that talk by permutes: who they are, and what one of them sends to another."""
+"""Devices in a line that talk by permutes: who is in it, and who sends to whom.
+
+A line is what an algorithm such as a ring runs on: the devices along a mesh axis, or along one *factor* of an axis. On
+8 devices, `factored("device", (4,), ...)` sees the axis as two factors, written as digits of a device's place:
+
+    place along 'device'    0  1  2  3  4  5  6  7
+    first factor, size 4    0  1  2  3  0  1  2  3      lines 0 1 2 3 and 4 5 6 7
+    second factor, size 2   0  0  0  0  1  1  1  1      lines 0 4, 1 5, 2 6 and 3 7
+"""
 
 import itertools
 import math
@@ -13,13 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_varying, same_along
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Collective, Plan, PyTree, Reducer, axis_size
 
-# ---- Who sends to whom at the same time, in a row of devices or of ranks: pairs of places -------------
+# ---- Permutations ----
 
 
 Permutation = tuple[tuple[int, int], ...]
+"""Who sends to whom at the same time: (sender, receiver), as places in a line of devices or of ranks."""
 
 
 def rotation(size: int, step: int) -> Permutation:
@@ -31,17 +41,17 @@ def rotation(size: int, step: int) -> Permutation:
     return tuple((place, (place + step) % size) for place in range(size))
 
 
-def inverse(hops: Permutation) -> Permutation:
+def inverse(permutation: Permutation) -> Permutation:
     """Senders and receivers exchanged."""
-    return tuple((receiver, sender) for sender, receiver in hops)
+    return tuple((receiver, sender) for sender, receiver in permutation)
 
 
-# ---- Groups within an axis: one axis seen as several, where the devices of one mesh axis have levels of their own
+# ---- Factors of an axis ----
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One of the axes that `factored` makes of a mesh axis; stands wherever an algorithm takes an axis.
+    """One of the axes that `factored` makes of a mesh axis. Algorithms take it wherever they take an axis.
 
     Attributes:
         axis: the mesh axis.
@@ -55,6 +65,11 @@ class Factor:
 
 
 Axis = str | Factor
+
+
+def mesh_axis(axis: Axis) -> str:
+    """The mesh axis itself, or that of which `axis` is a factor."""
+    return axis if isinstance(axis, str) else axis.axis
 
 
 class Digit(NamedTuple):
@@ -78,6 +93,7 @@ def digit_of(axis: Axis, axis_sizes: AxisSizes) -> Digit:
 
 
 def _sizes(size: int, most: Sequence[int]) -> list[int]:
+    """Sizes of all factors: each the largest divisor of what remains that is at most the one asked for."""
     sizes = []
     for limit in most:
         divisor = max(n for n in range(1, min(limit, size) + 1) if size % n == 0)
@@ -99,17 +115,20 @@ def groups_of(axis: Axis, axis_sizes: AxisSizes) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(first + digit * stride for digit in range(size)) for first in firsts)
 
 
-def summed_over(value: jax.Array, axis: Axis) -> jax.Array:
-    """`value`, typed as the same along `axis`. Along a factor of an axis JAX has no such type: `factored` says it."""
+def same_along_axis(value: jax.Array, axis: Axis) -> jax.Array:
+    """`value`, typed as the same along `axis`. JAX has no such type for a factor; `factored` types the whole axis."""
     return same_along(value, (axis,)) if isinstance(axis, str) else value
 
 
+@expressed
 def factored(axis: str, most: Sequence[int], build: Callable[..., Reducer]) -> Reducer:
     """Sum over `axis` with a reducer built from its factors, each of which stands for an axis.
 
     Neighbours along `axis` differ in the first factor. With `most=(4,)` on 8 devices there are two: groups of 4
     neighbours, and across these groups 2. A factor has the largest size that divides and is at most the one
     asked for, so one expression serves axes of any size: groups of at most 4 are groups of 3 on 6 devices.
+
+    The reducer prints `build` by its name, so its text evaluates where that name is known; that of a lambda does not.
 
     Args:
         axis: a mesh axis.
@@ -131,7 +150,7 @@ def factored(axis: str, most: Sequence[int], build: Callable[..., Reducer]) -> R
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         require_varying(message, (axis,), "the message")
-        plan_fn(message, BOUND_AXES)
+        plan_fn(message, BOUND_AXES)  # refuses a reducer that leaves groups apart
         total, state = inner.reduce(message, state)
         return same_along(total, (axis,)), state
 
@@ -141,18 +160,6 @@ def factored(axis: str, most: Sequence[int], build: Callable[..., Reducer]) -> R
         return plan
 
     return Reducer(inner.init, reduce_fn, plan_fn)
-
-
-def require_apart(reducer: str, axis: Axis, collectives: Sequence[Collective], axis_sizes: AxisSizes) -> None:
-    """Raise ValueError, which names the reducer, if its inner `collectives` sum along its own `axis` once more."""
-    name, size, stride = digit_of(axis, axis_sizes)
-    for collective in collectives if size > 1 else ():
-        members = _members(collective, name, axis_sizes) if name in collective.axes else []
-        if any(len({place // stride % size for place in places}) > 1 for places in members):
-            raise ValueError(
-                f"{reducer}: its inner reducer, by {collective.kind} over {collective.axes}, sums along the same axis "
-                "again. Name each axis once, as in scattered('device', all_reduce('host'))."
-            )
 
 
 def _require_joined(axis: str, collectives: Sequence[Collective], axis_sizes: AxisSizes) -> None:
@@ -170,12 +177,27 @@ def _require_joined(axis: str, collectives: Sequence[Collective], axis_sizes: Ax
         )
 
 
+def require_apart(axis: Axis, collectives: Sequence[Collective], axis_sizes: AxisSizes) -> None:
+    """Raise ValueError if `collectives`, those inside a bracket over `axis`, sum along `axis` once more."""
+    name, size, stride = digit_of(axis, axis_sizes)
+    for collective in collectives if size > 1 else ():
+        members = _members(collective, name, axis_sizes) if name in collective.axes else []
+        if any(len({place // stride % size for place in places}) > 1 for places in members):
+            raise ValueError(
+                f"a sum over {axis!r}: its inner reducer, by {collective.kind} over {collective.axes}, sums along the "
+                "same axis again. Name each axis once, as in scattered('device', all_reduce('host'))."
+            )
+
+
 def _members(collective: Collective, axis: str, axis_sizes: AxisSizes) -> list[list[int]]:
     """Places along `axis` between which the collective moves data."""
     sizes = [axis_sizes[name] for name in collective.axes]
     along = np.unravel_index(np.arange(math.prod(sizes)), sizes)[collective.axes.index(axis)]
     members = collective.pairs or collective.groups or [range(math.prod(sizes))]
     return [along[list(places)].tolist() for places in members]
+
+
+# ---- Lines ----
 
 
 # Axes of which only the root's value counts while an inner reducer is traced or planned. It is a context and not
@@ -198,10 +220,10 @@ def among_roots(axis: Axis) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Line:
-    """The devices along an axis, in groups; each group is a row that counts its places from 0.
+    """The devices along an axis, in groups; each group is a line that counts its places from 0.
 
     Attributes:
-        digit: where the row lies along its mesh axis.
+        digit: where the line lies along its mesh axis.
         axes: the mesh axes along which `groups` counts.
         groups: places along `axes`, row by row of the mesh.
         piece_bytes: a permute sends at most so many bytes; None: any number.
@@ -214,31 +236,32 @@ class Line:
 
     @property
     def size(self) -> int:
-        """Devices in a row."""
+        """Devices in a line."""
         return self.digit.size
 
     def place(self) -> jax.Array:
-        """This device's place in its row, an int32 [] that differs by device."""
+        """This device's place in its line, an int32 [] that differs by device."""
         return lax.axis_index(self.digit.axis) // self.digit.stride % self.digit.size
 
-    def send(self, value: jax.Array, hops: Permutation) -> jax.Array:
-        """What the sender of this device's hop has as `value`; zeros on a device to which none leads."""
-        pairs = self._pairs(hops)
+    def send(self, value: jax.Array, permutation: Permutation) -> jax.Array:
+        """What this device receives when each sender sends its `value`; zeros where nothing arrives."""
+        pairs = self._pairs(permutation)
         cuts = _cuts(value.size, value.dtype.itemsize, self.piece_bytes)
         pieces = [lax.ppermute(value[start:stop], self.axes, pairs) for start, stop in cuts]
         return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
 
-    def plan(self, elements: int, dtype: str, hops: Permutation) -> tuple[Collective, ...]:
+    def plan(self, elements: int, dtype: str, permutation: Permutation) -> tuple[Collective, ...]:
         """What `send` puts on the wire for a value of this many elements."""
-        pairs, name = self._pairs(hops), jnp.dtype(dtype).name
+        pairs, name = self._pairs(permutation), jnp.dtype(dtype).name
         cuts = _cuts(elements, jnp.dtype(dtype).itemsize, self.piece_bytes)
         return tuple(
             Collective("collective-permute", self.axes, self.size, stop - start, name, pairs=pairs)
             for start, stop in cuts
         )
 
-    def _pairs(self, hops: Permutation) -> Permutation:
-        return tuple((group[sender], group[receiver]) for group in self.groups for sender, receiver in hops)
+    def _pairs(self, permutation: Permutation) -> Permutation:
+        """The permutation in every group, as places along `axes`."""
+        return tuple((group[sender], group[receiver]) for group in self.groups for sender, receiver in permutation)
 
 
 def line_of(axis: Axis, axis_sizes: AxisSizes, piece_bytes: int | None = None) -> Line:
@@ -249,18 +272,23 @@ def line_of(axis: Axis, axis_sizes: AxisSizes, piece_bytes: int | None = None) -
     >>> with among_roots("device"):
     ...     line_of("host", {"host": 2, "device": 2}).groups
     ((0, 2),)
+
+    The second counts places along both axes: device 0 of host 0 is place 0, device 0 of host 1 is place 2.
     """
     if piece_bytes is not None and piece_bytes < 1:
         raise ValueError(f"piece_bytes must be at least 1, got {piece_bytes}")
+    # 1. The axes to count along: the line's own, and those of which only roots take part.
     own = digit_of(axis, axis_sizes)
     roots = [digit_of(root, axis_sizes) for root in _roots_of.get()] if own.size > 1 else []
     roots = [root for root in roots if root.size > 1]
     axes = _in_mesh_order({own.axis, *(root.axis for root in roots)}, axis_sizes)
+    # 2. The first place of each line: digit 0 along the line, and digit 0 wherever only roots take part.
     sizes = [axis_sizes[name] for name in axes]
     coordinates = dict(zip(axes, np.indices(sizes), strict=True))
     first = np.ones(sizes, bool)
     for name, size, stride in (own, *roots):
         first &= coordinates[name] // stride % size == 0
+    # 3. The others, each one step further on.
     step = own.stride * math.prod(sizes[axes.index(own.axis) + 1 :])
     groups = tuple(tuple(int(start) + n * step for n in range(own.size)) for start in np.flatnonzero(first))
     return Line(own, axes, groups, piece_bytes)

@@ -1,6 +1,13 @@
-"""Reduction trees as schedules: who sends which chunk to whom in which round. Plain Python ints.
+"""Reduce to one root along a tree and broadcast back: the trees of MPI, S-Caffe and parameter servers.
 
-A broadcast is the same schedule run backwards.
+A tree is a schedule: who sends which chunk to whom in which round, in plain Python ints. The broadcast is the same
+schedule run backwards. Five devices, the binomial tree; `01` is the sum of devices 0 and 1:
+
+    round   device 0   device 1   device 2   device 3   device 4
+    start   0          1          2          3          4
+    1       01                    23                    4           1 -> 0, 3 -> 2
+    2       0123                                        4           2 -> 0
+    3       01234                                                   4 -> 0
 """
 
 import math
@@ -12,12 +19,98 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxnet.comm.guards import require_array, require_divides
-from jaxnet.comm.halves import IDENTITY, Halves, Round, between
+from jaxnet.comm.expression import expressed
+from jaxnet.comm.halves import IDENTITY, Halves, Round, bracket, permuted_halves
 from jaxnet.comm.reducer import AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.topology import Axis, Line, Permutation, among_roots
 
+# ---- The reducer ----
+
+
 Tree = Literal["binomial", "chain", "chunked_chain", "star"]
+
+
+@expressed
+def rooted(
+    axis: Axis,
+    inner: Reducer = IDENTITY,
+    *,
+    tree: Tree = "binomial",
+    chunks: int = 8,
+    piece_bytes: int | None = None,
+) -> Reducer:
+    """Reduce to the root (place 0) of `axis` along a tree, `inner` on the root's sum, broadcast back along the tree.
+
+    Law: as `scattered(axis, inner)`, without shards. Time of one half, for P devices, n bytes and k chunks, each
+    device sending and receiving one message at a time:
+
+    - "binomial": `ceil(log2 P) (alpha + n beta)`. Few rounds: small messages.
+    - "chain": `(P-1) (alpha + n beta)`.
+    - "chunked_chain": `(k + P - 2) (alpha + n/k beta)`, least at `best_chunks`. Near `n beta`: large messages.
+    - "star": `(P-1) (alpha + n beta)`, all at the root: one parameter server.
+
+    Nested, it is the hierarchical reduce of S-Caffe (Awan et al., PPoPP 2017), chunked chain within a host and
+    binomial across; permutes of `inner` then leave from roots alone:
+    `rooted("device", rooted("host", tree="binomial"), tree="chunked_chain")`.
+    On the other devices `inner` works on sums of a part of the tree; the broadcast replaces its result.
+
+    Args:
+        axis: a mesh axis, or a factor of one.
+        inner: sums over other axes; nothing by default. If it sends other than by permutes, all devices send.
+        tree: the shape, see above.
+        chunks: of the chunked chain; the message must have a multiple of so many elements; `bucketed` pads to it.
+        piece_bytes: as for `ring`.
+
+    >>> hr = rooted("device", rooted("host"), tree="chunked_chain", chunks=2)
+    >>> plan = hr.plan(jax.ShapeDtypeStruct((8,), "float32"), {"host": 2, "device": 2})
+    >>> [(collective.elements, collective.pairs) for collective in plan.collectives[:3]]
+    [(4, ((1, 0),)), (4, ((1, 0),)), (8, ((2, 0),))]
+    """
+    halves = rooted_halves(axis, tree=tree, chunks=chunks, piece_bytes=piece_bytes)
+    return bracket(halves, _from_roots(axis, inner))
+
+
+@expressed
+def rooted_halves(axis: Axis, *, tree: Tree = "binomial", chunks: int = 8, piece_bytes: int | None = None) -> Halves:
+    """The two halves of `rooted`: a reduction to the root and a broadcast from it. Arguments as for `rooted`.
+
+    They make no shards, so `sharded` refuses them.
+    """
+    if tree not in get_args(Tree):
+        raise ValueError(f"no tree {tree!r}; there are: {', '.join(get_args(Tree))}")
+    if chunks < 1:
+        raise ValueError(f"chunks must be at least 1, got {chunks}")
+    chunks = chunks if tree == "chunked_chain" else 1
+
+    def permutes(size: int, elements: int) -> list[Round]:
+        return [(permutation_of(edges), elements // chunks) for edges in rounds_of(tree, size, chunks)]
+
+    return permuted_halves(
+        axis,
+        lambda message, line: _reduce(message, line, rounds_of(tree, line.size, chunks), chunks),
+        lambda total, line: _broadcast(total, line, rounds_of(tree, line.size, chunks), chunks),
+        permutes,
+        name=f"rooted({axis!r})",
+        piece_bytes=piece_bytes,
+        chunks=chunks,
+    )
+
+
+def _from_roots(axis: Axis, inner: Reducer) -> Reducer:
+    """`inner`, whose permutes leave from roots along `axis` alone."""
+
+    def reduce_fn(value: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+        with among_roots(axis):
+            return inner.reduce(value, state)
+
+    def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
+        with among_roots(axis):
+            return inner.plan(spec, axis_sizes)
+
+    return Reducer(inner.init, reduce_fn, plan_fn)
+
+
+# ---- Trees as schedules ----
 
 
 class Edge(NamedTuple):
@@ -31,9 +124,15 @@ class Edge(NamedTuple):
 Rounds = tuple[tuple[Edge, ...], ...]
 
 
-def permutation_of(edges: Sequence[Edge]) -> Permutation:
-    """The same, without the chunks."""
-    return tuple((edge.sender, edge.receiver) for edge in edges)
+def rounds_of(tree: Tree, size: int, chunks: int) -> Rounds:
+    """The reduction of a line of `size` devices to place 0; only the chunked chain uses `chunks`."""
+    shapes: dict[Tree, Callable[[], Rounds]] = {
+        "binomial": lambda: binomial(size),
+        "chain": lambda: chain(size),
+        "chunked_chain": lambda: chain(size, chunks),
+        "star": lambda: star(size),
+    }
+    return shapes[tree]()
 
 
 def binomial(size: int) -> Rounds:
@@ -47,7 +146,9 @@ def binomial(size: int) -> Rounds:
 
 
 def chain(size: int, chunks: int = 1) -> Rounds:
-    """From the last place to the first, a chunk behind the other: `chunks + size - 2` rounds.
+    """From the last place to the first, one chunk behind the other: `chunks + size - 2` rounds.
+
+    In round r place p sends chunk `r - (size - 1 - p)`, if there is such a chunk.
 
     >>> [[tuple(edge) for edge in edges] for edges in chain(3, 2)]
     [[(2, 1, 0)], [(1, 0, 0), (2, 1, 1)], [(1, 0, 1)]]
@@ -65,15 +166,9 @@ def star(size: int) -> Rounds:
     return tuple((Edge(place, 0, 0),) for place in range(1, size))
 
 
-def rounds_of(tree: Tree, size: int, chunks: int) -> Rounds:
-    """The reduction of a line of `size` devices to place 0; `chunks` matters to the chunked chain alone."""
-    shapes: dict[Tree, Callable[[], Rounds]] = {
-        "binomial": lambda: binomial(size),
-        "chain": lambda: chain(size),
-        "chunked_chain": lambda: chain(size, chunks),
-        "star": lambda: star(size),
-    }
-    return shapes[tree]()
+def permutation_of(edges: Sequence[Edge]) -> Permutation:
+    """Senders and receivers of a round, without the chunks."""
+    return tuple((edge.sender, edge.receiver) for edge in edges)
 
 
 def best_chunks(size: int, nbytes: float, latency: float, seconds_per_byte: float) -> int:
@@ -98,81 +193,9 @@ def best_chunks(size: int, nbytes: float, latency: float, seconds_per_byte: floa
     return min(around, key=lambda k: (k + size - 2) * (latency + nbytes / k * seconds_per_byte))
 
 
-# ---- Reduce to one root along an axis, and broadcast from it: the trees of MPI, S-Caffe and parameter servers
-
-
-def rooted(
-    axis: Axis,
-    inner: Reducer = IDENTITY,
-    *,
-    tree: Tree = "binomial",
-    chunks: int = 8,
-    piece_bytes: int | None = None,
-) -> Reducer:
-    """Reduce to the root (place 0) of `axis` along a tree, `inner` on the root's sum, broadcast back along the tree.
-
-    Law: as `scattered(axis, inner)`, without parts. Time of one half, for P devices, n bytes and k chunks, each
-    device sending and receiving one message at a time:
-
-    - "binomial": `ceil(log2 P) (alpha + n beta)`. Few rounds: small messages.
-    - "chain": `(P-1) (alpha + n beta)`.
-    - "chunked_chain": `(k + P - 2) (alpha + n/k beta)`, least at `best_chunks`. Near `n beta`: large messages.
-    - "star": `(P-1) (alpha + n beta)`, all at the root: one parameter server.
-
-    Nested, it is the hierarchical reduce of S-Caffe (Awan et al., PPoPP 2017), chunked chain within a host and
-    binomial across; permutes of `inner` then leave from roots alone:
-    `rooted("device", rooted("host", tree="binomial"), tree="chunked_chain")`.
-    On the other devices `inner` works on sums of a part of the tree; the broadcast replaces what comes of them.
-
-    Args:
-        axis: a mesh axis, or a factor of one.
-        inner: sums over other axes; nothing by default. One that sends other than by permutes sends from all devices.
-        tree: the shape, see above.
-        chunks: of the chunked chain; the message must have a multiple of so many elements, which `bucketed` sees to.
-        piece_bytes: as for `ring`.
-
-    >>> hr = rooted("device", rooted("host"), tree="chunked_chain", chunks=2)
-    >>> plan = hr.plan(jax.ShapeDtypeStruct((8,), "float32"), {"host": 2, "device": 2})
-    >>> [(collective.elements, collective.pairs) for collective in plan.collectives[:3]]
-    [(4, ((1, 0),)), (4, ((1, 0),)), (8, ((2, 0),))]
-    """
-    if tree not in get_args(Tree):
-        raise ValueError(f"no tree {tree!r}; there are: {', '.join(get_args(Tree))}")
-    if chunks < 1:
-        raise ValueError(f"chunks must be at least 1, got {chunks}")
-    chunks = chunks if tree == "chunked_chain" else 1
-
-    def share(spec: jax.ShapeDtypeStruct | jax.Array, size: int) -> jax.ShapeDtypeStruct:
-        require_array(spec, "the message")
-        if size > 1 or len(spec.shape) != 1:  # one device cuts nothing into chunks
-            require_divides(spec, f"rooted({axis!r})", chunks, "the number of chunks")
-        return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-
-    def rounds(size: int, elements: int) -> list[Round]:
-        return [(permutation_of(edges), elements // chunks) for edges in rounds_of(tree, size, chunks)]
-
-    halves = Halves(
-        lambda message, line: _reduce(message, line, rounds_of(tree, line.size, chunks), chunks),
-        lambda total, line: _broadcast(total, line, rounds_of(tree, line.size, chunks), chunks),
-        rounds,
-        share,
-        multiple=lambda size, inner_multiple: math.lcm(chunks, inner_multiple) if size > 1 else inner_multiple,
-    )
-    return between(axis, halves, _by_roots(axis, inner), piece_bytes)
-
-
-def _by_roots(axis: Axis, inner: Reducer) -> Reducer:
-    """`inner`, whose permutes leave from roots along `axis` alone."""
-
-    def reduce_fn(value: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
-        with among_roots(axis):
-            return inner.reduce(value, state)
-
-    def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
-        with among_roots(axis):
-            return inner.plan(spec, axis_sizes)
-
-    return Reducer(inner.init, reduce_fn, plan_fn)
+# ---- A schedule on devices ----
+#
+# One program runs on all devices, so which chunk a device sends or receives in a round is looked up by its place.
 
 
 def _reduce(message: jax.Array, line: Line, rounds: Rounds, chunks: int) -> jax.Array:
@@ -180,7 +203,7 @@ def _reduce(message: jax.Array, line: Line, rounds: Rounds, chunks: int) -> jax.
     for edges in rounds:
         sent = _Chunk({edge.sender: edge.chunk for edge in edges}, chunks, line)
         received = _Chunk({edge.receiver: edge.chunk for edge in edges}, chunks, line)
-        # Where nothing arrives, zeros do.
+        # Every device adds; where nothing arrives, `send` gives zeros.
         more = line.send(sent.of(message), permutation_of(edges))
         message = received.put(message, received.of(message) + more)
     return message
@@ -193,7 +216,7 @@ def _broadcast(total: jax.Array, line: Line, rounds: Rounds, chunks: int) -> jax
         sent = _Chunk({edge.sender: edge.chunk for edge in back}, chunks, line)
         received = _Chunk({edge.receiver: edge.chunk for edge in back}, chunks, line)
         arrived = line.send(sent.of(total), permutation_of(back))
-        # Added to zeros, a negative zero would lose its sign on the way: the bits must be those of the root.
+        # Selected, not added to zeros: that would turn -0.0 into 0.0, and the bits must be those of the root.
         total = received.put(total, jnp.where(received.here(), arrived, received.of(total)))
     return total
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+from jaxnet.comm import Strategy
 from jaxnet.errors import InputError
 
 # ---- Reading a value from the command line as the type that a config field declares -------------------
@@ -167,8 +168,8 @@ def describe(kind: Any) -> str:
 
 
 def is_group(value: Any) -> bool:
-    """Whether a value of a config has keys of its own."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Whether a value of a config has keys of its own; a strategy has none, and shows as its expression."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | Strategy)
 
 
 def field_types(node: Any) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from jaxnet.parallel.state import first_comm
 from jaxnet.tasks.classification import Batch, LossFn, LossOutput
 
 PyTree = Any
-_LEARNING_RATE = 1e-3  # small: a thousand steps change little, so every round times the same numbers
+Params = list[jax.Array]
+LEARNING_RATE = 1e-3  # small: a thousand steps change little, so every round times the same numbers
 
 
 class Prepared(Protocol):
@@ -111,7 +112,12 @@ def named_workload(name: str, mesh: Mesh, batch: int | None = None) -> Workload:
         raise InputError(
             f"--batch {sizes.batch}: wanted a multiple of {devices}, the devices of a host, for equal shares"
         )
-    loss, shapes = _LOSSES[name], [jax.ShapeDtypeStruct(shape, "float32") for shape in sizes.leaves]
+    return synthetic(name, LOSSES[name], sizes, mesh)
+
+
+def synthetic(name: str, loss: Callable[[Params, jax.Array], jax.Array], sizes: Sizes, mesh: Mesh) -> Workload:
+    """A workload of plain JAX: `loss(params, examples)`, a mean over examples, for parameters of these sizes."""
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in sizes.leaves]
     example = jax.ShapeDtypeStruct((1, *sizes.example), "float32")
     order = backward_order(jax.grad(loss), shapes, example)
 
@@ -122,7 +128,7 @@ def named_workload(name: str, mesh: Mesh, batch: int | None = None) -> Workload:
 
     def prepare(strategy: Strategy, mode: Mode = "shard_map", sums: AllReduce = all_reduce) -> _Synthetic:
         form = form_of(strategy, mesh, StepOptions(mode, order=order, all_reduce=sums))
-        optimizer = form.optimizer(optax.sgd(_LEARNING_RATE))
+        optimizer = form.optimizer(optax.sgd(LEARNING_RATE))
 
         def first(params: list[jax.Array]) -> TrainState:
             comm = first_comm(form.reducer(shapes), params, mesh)
@@ -157,8 +163,6 @@ def _random_batch(sizes: Sizes, mesh: Mesh) -> Batch:
 
 
 # ---- Losses: mean squares of the outputs, which are as heavy as a real loss and stay finite -------------------
-
-Params = list[jax.Array]
 
 
 def _dense(params: Params, x: jax.Array) -> jax.Array:
@@ -202,7 +206,7 @@ def _small(params: Params, x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-_LOSSES: dict[str, Callable[[Params, jax.Array], jax.Array]] = {
+LOSSES: dict[str, Callable[[Params, jax.Array], jax.Array]] = {
     "dense": _dense,
     "vgg": _vgg,
     "resnet50": _resnet50,

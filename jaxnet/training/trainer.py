@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnet.config.check import check_config, recipe_warnings
-from jaxnet.config.keys import to_json
+from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
 from jaxnet.data import inputs_of, open_split
 from jaxnet.ensembles import ensemble_table
@@ -32,7 +32,7 @@ from jaxnet.training.results import Run
 from jaxnet.training.stopping import StopSignal
 from jaxnet.training.summary import first_screen, kept_summary, last_screen, summarize
 from jaxnet.training.watchdog import Watchdog
-from jaxnet.training.workdir import opened
+from jaxnet.training.workdir import EXPRESSION, opened
 
 
 def train(
@@ -97,7 +97,8 @@ def train(
         # ---- What a person sees, and what is written ----------------------------------------------------------
         if primary:
             if unfinished or not (workdir / "config.json").exists():
-                write_whole(workdir / "config.json", to_json(config))
+                settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
+                write_whole(workdir / "config.json", as_json(settings, indent=2) + "\n")
             if config.log.hlo:
                 write_programs(workdir, step.given, step.made)
         silent = quiet or not primary

@@ -16,6 +16,7 @@ from jaxnet.training.records import make_workdir, read_settings, writing
 
 Broadcast = Callable[[Callable[[], Any]], Any]
 Fence = Callable[[], None]
+EXPRESSION = "strategy.expression"  # in config.json beside the keys of the config
 
 
 @contextlib.contextmanager
@@ -45,7 +46,9 @@ def refuse_changes(saved: Path, config: Config, *, allowed: bool) -> None:
     """Stop if the workdir belongs to a run with another config, naming the keys; those it lacks had their defaults."""
     if allowed or not saved.exists():
         return
-    changed = differences(read_settings(saved), flatten(config), default_values(config))
+    settings = read_settings(saved)
+    settings.pop(EXPRESSION, None)
+    changed = differences(settings, flatten(config), default_values(config))
     if changed:
         raise InputError(
             f"{saved.parent} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "

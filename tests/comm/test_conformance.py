@@ -19,6 +19,7 @@ from jaxnet.comm import (
     KiB,
     Reducer,
     all_reduce,
+    as_reducer,
     bucketed,
     cast,
     codecs,
@@ -27,14 +28,15 @@ from jaxnet.comm import (
     factored,
     grouped,
     halving_doubling,
-    merge_by_cost,
+    halving_doubling_halves,
+    merged_by_cost,
     powersgd,
     ring,
+    ring_halves,
     rooted,
     scattered,
     sharded,
 )
-from jaxnet.comm.sharded import as_reducer
 from support import laws
 from support.laws import Trees, run_reducer, trees
 
@@ -47,8 +49,35 @@ class Case(NamedTuple):
 
 FLAT = all_reduce("host", "device")
 TWO_LEVEL = scattered("device", all_reduce("host"))
-HOSTS_RINGS = factored("device", (4,), lambda row, column: ring(row, ring(column, ring("host"))))
 CHUNKED = {"tree": "chunked_chain", "chunks": 2}
+
+
+# Named, not lambdas: a reducer prints the name, and its text evaluates back.
+
+
+def from_the_last(sizes):
+    return [[leaf] for leaf in reversed(range(len(sizes)))]
+
+
+def rings(row, column):
+    return ring(row, ring(column, ring("host")))
+
+
+def scatters(near, far):
+    return scattered(near, scattered(far, all_reduce("host")))
+
+
+def chained_trees(near, far):
+    return rooted(near, rooted(far, rooted("host"), **CHUNKED), **CHUNKED)
+
+
+def trees_across(near, far):
+    return rooted(near, rooted(far), tree="chain")
+
+
+def three_algorithms(a, b, c):
+    return halving_doubling(b, rooted(c, scattered(a, ring("host"))))
+
 
 REDUCERS = {
     # Buckets
@@ -56,10 +85,8 @@ REDUCERS = {
     "flat": Case(bucketed(FLAT, None)),
     "buckets": Case(bucketed(FLAT, 64)),
     "whole_leaves": Case(bucketed(FLAT, 64, first_bucket_bytes=16, split=False)),
-    "merged": Case(grouped(FLAT, lambda sizes: merge_by_cost(np.cumsum(sizes), sizes, alpha=30, beta=0.5))),
-    "leaf_by_leaf_from_the_last": Case(
-        grouped(TWO_LEVEL, lambda sizes: [[leaf] for leaf in reversed(range(len(sizes)))])
-    ),
+    "merged": Case(grouped(FLAT, merged_by_cost(alpha=30, beta=0.5, seconds_per_byte=1))),
+    "leaf_by_leaf_from_the_last": Case(grouped(TWO_LEVEL, from_the_last)),
     "after_backward": Case(comm.after(bucketed(TWO_LEVEL, 64))),
     "during_backward": Case(comm.during(bucketed(TWO_LEVEL, 64))),
     "one_in_flight": Case(bucketed(FLAT, 1, split=False, in_flight=1)),
@@ -69,41 +96,29 @@ REDUCERS = {
     "hierarchical_flat": Case(bucketed(TWO_LEVEL, None)),
     "other_way_round": Case(bucketed(scattered("host", all_reduce("device")), 1 * KiB)),
     "scattered_twice": Case(bucketed(scattered("device", scattered("host", all_reduce())), 100)),
-    "blueconnect": Case(
-        bucketed(factored("device", (2,), lambda near, far: scattered(near, scattered(far, all_reduce("host")))), None)
-    ),
-    "parts": Case(as_reducer(sharded("device", "host", bucket_bytes=64))),
+    "blueconnect": Case(bucketed(factored("device", (2,), scatters), None)),
+    "shards": Case(as_reducer(sharded("device", "host", bucket_bytes=64))),
     # Permutes
     "ring": Case(bucketed(ring("device", ring("host")), None)),
     "ring_in_pieces": Case(bucketed(ring("device", all_reduce("host"), piece_bytes=8), 200)),
-    "torus": Case(bucketed(HOSTS_RINGS, 200)),
+    "torus": Case(bucketed(factored("device", (4,), rings), 200)),
     "halving_doubling": Case(bucketed(halving_doubling("device", halving_doubling("host")), None)),
     "halving_doubling_in_pieces": Case(bucketed(halving_doubling("host", all_reduce("device"), piece_bytes=12), 100)),
+    "shards_around_rings": Case(
+        as_reducer(sharded(ring_halves("device", piece_bytes=8), ring_halves("host"), bucket_bytes=64))
+    ),
+    "shards_by_halving": Case(as_reducer(sharded(halving_doubling_halves("device"), "host", bucket_bytes=100))),
     "binomial": Case(bucketed(rooted("device", rooted("host")), 100)),
     "chain": Case(bucketed(rooted("host", rooted("device", tree="chain"), tree="chain"), None)),
     "star": Case(bucketed(rooted("device", rooted("host", tree="star"), tree="star"), None)),
     "s_caffe_cb": Case(bucketed(rooted("device", rooted("host"), tree="chunked_chain", chunks=3), 100)),
     "s_caffe_cc": Case(bucketed(rooted("device", rooted("host", **CHUNKED), tree="chunked_chain", chunks=4), None)),
-    "s_caffe_ccb": Case(
-        bucketed(
-            factored("device", (2,), lambda near, far: rooted(near, rooted(far, rooted("host"), **CHUNKED), **CHUNKED)),
-            None,
-        )
-    ),
-    "groups_of_hosts": Case(
-        bucketed(
-            rooted("device", factored("host", (2,), lambda near, far: rooted(near, rooted(far), tree="chain"))), None
-        )
-    ),
+    "s_caffe_ccb": Case(bucketed(factored("device", (2,), chained_trees), None)),
+    "groups_of_hosts": Case(bucketed(rooted("device", factored("host", (2,), trees_across)), None)),
     "chunks_in_pieces": Case(bucketed(rooted("device", rooted("host"), **CHUNKED, piece_bytes=16), None)),
     "all_reduce_of_roots": Case(bucketed(rooted("device", all_reduce("host")), None)),
     "ring_of_roots": Case(bucketed(rooted("device", ring("host"), tree="chain"), None)),
-    "three_factors": Case(
-        bucketed(
-            factored("device", (2, 2), lambda a, b, c: halving_doubling(b, rooted(c, scattered(a, ring("host"))))),
-            None,
-        )
-    ),
+    "three_factors": Case(bucketed(factored("device", (2, 2), three_algorithms), None)),
     # Compressed
     "float16": Case(bucketed(cast("float16", FLAT), 64), 8e-3),
     "bfloat16_summed_across_hosts": Case(bucketed(scattered("device", cast("bfloat16", all_reduce("host"))), 64), 6e-2),
@@ -121,7 +136,7 @@ EXACT = [name for name, case in REDUCERS.items() if not case.lossy]
 # Each way from a tree to messages, and a few of the algorithms in them.
 LIFTS = (
     *("per_leaf", "flat", "buckets", "whole_leaves", "merged", "leaf_by_leaf_from_the_last", "after_backward"),
-    *("during_backward", "one_in_flight", "two_in_flight", "hierarchical", "parts", "halving_doubling", "float16"),
+    *("during_backward", "one_in_flight", "two_in_flight", "hierarchical", "shards", "halving_doubling", "float16"),
     "powersgd_of_nothing_worth_it",
 )
 MESHES = [(1, 8), (2, 4), (4, 2), (8, 1), (3, 2), (1, 1)]
@@ -262,6 +277,15 @@ def test_compiled_collectives_are_the_planned_ones(name, shape):  # L6
     assert check.ok, check.explain()
     assert not check.extra, check.extra
     assert (len(planned) == 0) == (shape == (1, 1))
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_the_text_evaluates_to_the_same_reducer(name):
+    reducer, sizes = REDUCERS[name].reducer, {"host": 2, "device": 4}
+    shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[2:], v.dtype), example((2, 4)))
+    again = eval(repr(reducer), vars(comm) | globals())
+    assert repr(again) == repr(reducer)
+    assert again.plan(shapes, sizes) == reducer.plan(shapes, sizes)
 
 
 @pytest.mark.parametrize("name", REDUCERS)

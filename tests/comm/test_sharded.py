@@ -1,4 +1,4 @@
-"""Values in parts: they are the sums, they come back whole, and they travel when they should."""
+"""Values in shards: they are the sums, they come back whole, and they travel when they should."""
 
 import functools
 
@@ -12,7 +12,14 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import scatter_after, sharded, shards_in_order
+from jaxnet.comm import (
+    halving_doubling_halves,
+    ring_halves,
+    rooted_halves,
+    scatter_after,
+    sharded,
+    shards_in_order,
+)
 from support.laws import PER_DEVICE, Trees, trees
 
 WAYS = {
@@ -21,6 +28,9 @@ WAYS = {
     "one_stage": sharded(("host", "device"), bucket_bytes=100),
     "per_leaf": sharded(comm.AXES, bucket_bytes=1, split=False),
     "one_message": sharded("device", "host", bucket_bytes=None),
+    "rings": sharded(ring_halves("device"), ring_halves("host", piece_bytes=8), bucket_bytes=100),
+    "ring_across": sharded("device", ring_halves("host"), bucket_bytes=None),
+    "halving_doubling": sharded(halving_doubling_halves("host"), halving_doubling_halves("device"), bucket_bytes=64),
     "after_backward": scatter_after(sharded("device", "host", bucket_bytes=100)),
 }
 MESHES = [(1, 8), (2, 4), (3, 2), (1, 1)]
@@ -133,6 +143,16 @@ def test_a_gradient_that_is_already_summed_is_refused():
 
     with pytest.raises(TypeError, match=r"leaf \['w'\] is already the same on every device.*pcast"):
         mapped(wrong, grid((2, 4)), P(), P(comm.AXES), P(way.axes))({"w": jnp.ones(3)}, jnp.ones(8))
+
+
+def test_a_stage_that_leaves_no_shards_is_refused():
+    with pytest.raises(ValueError, match=r"rooted_halves\('host'\) leaves the whole sum on a root.*ring_halves"):
+        sharded("device", rooted_halves("host"), bucket_bytes=None)
+    near = comm.Factor("device", (2,), 0)
+    with pytest.raises(ValueError, match=r"spans a factor of an axis.*Take the name of an axis"):
+        sharded(ring_halves(near), bucket_bytes=None)
+    with pytest.raises(ValueError, match="takes mesh axes, or one factor of an axis by itself"):
+        comm.xla_halves(near, "host")
 
 
 def test_order_decides_which_leaves_travel_together_and_nothing_else():

@@ -8,10 +8,8 @@ import optax
 
 from jaxnet import comm
 from jaxnet.models import CNN, ResNet, from_linen
-from jaxnet.parallel.layout import Layout, make_layout
-from jaxnet.parallel.local import local_optimizer
+from jaxnet.parallel import Layout, StepOptions, form_of
 from jaxnet.parallel.state import first_state
-from jaxnet.parallel.step import StepOptions, make_train_step
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.classification import Pixels, classification_loss
 
@@ -51,14 +49,14 @@ def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optim
     if isinstance(strategy, str):
         strategy = comm.named_strategy(strategy, bucket_bytes)
     optimizer = optimizer or optax.sgd(0.1, 0.9)
-    if strategy.averaging is not None:
-        optimizer = local_optimizer(optimizer, strategy.averaging)
+    default = "jit" if strategy.kind == "xla" else "shard_map"
+    form = form_of(strategy, mesh, StepOptions(**{"mode": default, **options}))
+    optimizer = form.optimizer(optimizer)
     first = lambda: first_state(  # noqa: E731
-        model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options
+        model, optimizer, form.reducer(None), mesh, IMAGE, 0, averaged="average_decay" in options
     )
-    layout = make_layout(jax.eval_shape(first), optimizer, mesh, strategy)
-    step = make_train_step(loss_fn, optimizer, strategy, mesh, StepOptions(**options), layout)
-    return Setup(step, layout.make(first), mesh, layout)
+    layout = form.layout(jax.eval_shape(first), optimizer)
+    return Setup(form.step(loss_fn, optimizer, layout), layout.make(first), mesh, layout)
 
 
 def run(setup, steps=5, size=32):

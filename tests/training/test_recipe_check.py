@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-import train
 from jaxnet.config.check import endless_warmup, recipe_warnings
 from jaxnet.config.file import load_config
 from jaxnet.errors import InputError
 from support.programs import ROOT
 from support.refusals import TINY, every, says
+from support.runs import train
 
 STEP = "optimizer.schedule=step"
 CASES = {
@@ -82,5 +82,5 @@ def test_a_run_says_so_once(tmp_path, caplog):
     path.write_text(TINY)
     config = load_config(path, "optimizer.warmup_epochs=1")
     with caplog.at_level(logging.WARNING, logger="jaxnet"):
-        train.train(config, tmp_path / "run", quiet=True)
+        train(config, tmp_path / "run", quiet=True)
     assert [message.partition(":")[0] for message in caplog.messages] == "optimizer.warmup_epochs=1"
