@@ -12,7 +12,7 @@ import flax.linen as nn
 
 import jaxnet.data
 import jaxnet.models
-from jaxnet.config.keys import conforms, describe, field_types, is_group, is_plain, key_values
+from jaxnet.config.keys import class_name, conforms, describe, field_types, is_group, is_plain, key_values
 from jaxnet.errors import InputError
 from jaxnet.tasks.classification import Pixels
 
@@ -38,7 +38,7 @@ def rebuild_data(settings: Settings, where: str) -> Any:
 
 def _classes(values: Iterable[Any], base: type = object) -> dict[str, type]:
     found = [value for value in values if isinstance(value, type) and issubclass(value, base)]
-    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
+    return {cls.__qualname__: cls for cls in found}
 
 
 def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str) -> Any:
@@ -47,12 +47,14 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     Raises:
         InputError: its class is not in `known`, or does not accept the saved fields.
 
-    >>> settings = {"pixels": "jaxnet.tasks.classification.Pixels", "pixels.mean": [0.1], "pixels.std": [0.2]}
+    >>> settings = {"pixels": "jaxnet.training.loss.Pixels", "pixels.mean": [0.1], "pixels.std": [0.2]}
     >>> rebuild_pixels(settings, "a checkpoint").mean
     (0.1,)
     """
     name = settings.get(key)
-    if not isinstance(name, str) or name not in known:
+    # By its name alone: a class of jaxnet may have moved to another module since it was saved.
+    found = known.get(class_name(name)) if isinstance(name, str) and name.startswith("jaxnet.") else None
+    if found is None:
         raise InputError(
             f"{where}: its {key} is {name!r:.80}, which is not of jaxnet and is not loaded; give the config that it "
             "was trained with, as --config FILE: that is a Python program, which is then run"
@@ -60,7 +62,7 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     prefix = f"{key}."
     fields = {path.removeprefix(prefix): _tuples(value) for path, value in settings.items() if path.startswith(prefix)}
     try:
-        made = known[name](**fields)
+        made = found(**fields)
     except Exception as error:  # any error of the class about the values
         raise InputError(f"{where}: its {key}, {name}, cannot be made again: {error}") from error
     for path, value, kind in key_values(made):
