@@ -16,7 +16,6 @@ from jaxnet.comm.buckets import require_cap
 from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.reducer import PyTree
 
-
 # ---- Order ----
 
 
