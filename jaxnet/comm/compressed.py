@@ -26,7 +26,17 @@ from jax import lax
 from jaxnet.comm.codecs import Codec, one_message
 from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_array, require_floats, require_varying, same_along
-from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size
+from jaxnet.comm.reducer import (
+    BOUND_AXES,
+    FIRST_STATE,
+    AxisSizes,
+    Collective,
+    CollectiveKind,
+    Plan,
+    PyTree,
+    Reducer,
+    axes_size,
+)
 from jaxnet.comm.sharded import rows_of, shard_size, whole_of
 
 # ---- Encoded messages ----
@@ -173,7 +183,7 @@ def _long(axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _exchange(
-    kind: Kind,
+    kind: CollectiveKind,
     axes: tuple[str, ...],
     wire: Codec,
     message: jax.ShapeDtypeStruct,

@@ -10,8 +10,18 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxnet.comm import AXES, Bucket, Collective, Strategy, all_reduce, bucketed, in_order, wire_bytes_per_axis
-from jaxnet.comm.reducer import AxisSizes, axes_size
+from jaxnet.comm import (
+    AXES,
+    AxisSizes,
+    Bucket,
+    Collective,
+    Strategy,
+    all_reduce,
+    axes_size,
+    bucketed,
+    in_order,
+    wire_bytes_per_axis,
+)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from jaxnet.comm import (
     AXES,
     DEVICE,
     HOST,
+    UPDATE,
+    Message,
     Plan,
     Reducer,
     Sharded,
@@ -23,15 +25,18 @@ from jaxnet.comm import (
     backward_order,
     compiler_options,
     in_order,
+    local_shards,
+    lower_here,
+    lower_launch,
     mesh_size,
+    messages_of,
     one_per_device,
     replicated,
+    same_along,
     scheduled,
     shards_in_order,
     split_by_example,
 )
-from jaxnet.comm.guards import same_along
-from jaxnet.comm.pieces import UPDATE, Message, local_shards, lower_here, lower_launch, messages_of
 from jaxnet.cost.workloads import Params, Workload
 from jaxnet.errors import InputError
 

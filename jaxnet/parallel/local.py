@@ -9,9 +9,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxnet.comm import AXES, Averaging, BlockFilter, Collective, Reducer, Strategy
-from jaxnet.comm.guards import same_along, varying_axes
-from jaxnet.comm.reducer import BOUND_AXES
+from jaxnet.comm import (
+    AXES,
+    BOUND_AXES,
+    Averaging,
+    BlockFilter,
+    Collective,
+    Reducer,
+    Strategy,
+    same_along,
+    varying_axes,
+)
 from jaxnet.parallel.device_step import (
     NOT_FINITE,
     SKIPPED,

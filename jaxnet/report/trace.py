@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.profiler import ProfileData
 
-from jaxnet.comm import HOST
-from jaxnet.comm.hlo import FoundCollective, collectives_in
-from jaxnet.comm.pieces import PIECE, SUM, UPDATE
+from jaxnet.comm import HOST, PIECE, SUM, UPDATE, FoundCollective, collectives_in
 from jaxnet.errors import InputError
 from jaxnet.report.xspace import about
 

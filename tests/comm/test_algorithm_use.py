@@ -12,6 +12,7 @@ from jaxnet.comm import (
     AXES,
     Reducer,
     all_reduce,
+    as_reducer,
     bucketed,
     cast,
     factored,
@@ -21,7 +22,6 @@ from jaxnet.comm import (
     scattered,
     sharded,
 )
-from jaxnet.comm.sharded import as_reducer
 from support.laws import run_reducer
 
 HR = rooted("device", rooted("host"), tree="chunked_chain", chunks=3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm.pieces import Message, lower_launch, messages_of
+from jaxnet.comm import Message, lower_launch, messages_of
 
 SPEC = jax.ShapeDtypeStruct((4,), "float32")
 

@@ -7,9 +7,9 @@ import jax
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm import hlo
+from jaxnet.comm import hlo, mpi_all_reduce
 from jaxnet.comm import mpi as ranks
-from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
+from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, planned
 from support.programs import clean_environment
 
 
