@@ -1,4 +1,4 @@
-"""PowerSGD: exact where the sum has a low rank, telescoping where it has not, and small on the wire."""
+"""PowerSGD: exact where the sum has a low rank; elsewhere nothing is lost over the steps; few bytes."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""When a bucket starts: the groups of a plan, a bound on what travels at once, and where XLA:CPU places it."""
+"""When a bucket starts: groups, the bound on buckets in flight, and where XLA:CPU places each."""
 
 import re
 

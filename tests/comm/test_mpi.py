@@ -1,4 +1,4 @@
-"""What MPI will carry and what is refused, without MPI: plans, the choice by size, the reading of programs."""
+"""The MPI reducer without MPI: plans, the choice of an algorithm by size, reading programs, refusals."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What compilers make of plans: buckets that survive, schedules that hold, and a check that notices when not."""
+"""Plans and compiled programs: buckets stay buckets, schedules hold, and `verify` reports where they do not."""
 
 import re
 
