@@ -1,4 +1,4 @@
-"""What a lab is made of, and who may not have one; nothing here needs root or makes a network."""
+"""The plan of a lab, and the refusals; nothing here needs root or makes a network."""
 
 import os
 import sys
