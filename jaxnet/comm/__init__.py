@@ -5,7 +5,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
 
     sum one message         all_reduce, ring, halving_doubling, rooted (trees), mpi_all_reduce
     with fewer bits         cast; compressed and compressed_scattered, with codecs.int8(), codecs.top_k(0.01), ...
-    a sum inside another    scattered(axis, inner), ring(axis, inner), ...; factored (levels of an axis); bracket, Halves
+    a sum inside another    scattered(axis, inner), ring(axis, inner), ...; factored (levels in an axis); bracket
     a pytree as messages    bucketed, grouped, powersgd; in_order, backward_order
     when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
     whole strategies        STRATEGIES, named_strategy, Strategy, Averaging
