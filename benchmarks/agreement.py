@@ -56,7 +56,7 @@ class Result(NamedTuple):
 
 def loss_curve(topology: Topology, settings: list[str], config: str, steps: int) -> tuple[np.ndarray, float]:
     """Train; the loss of every step, and the accuracy in the end."""
-    data = load_config(config, settings)
+    data = load_config(config, *settings)
     epochs = steps * data.batch_size / data.data.load("train").num_examples
     fixed = ["log.every_steps=1", "log.tensorboard=false", f"epochs={epochs}", f"eval_every_epochs={2 * epochs}"]
     hosts = [] if topology.hosts is None else [f"hosts={topology.hosts}"]

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxnet.comm import named_strategy
 from jaxnet.config.file import load_config
-from train import train
+from jaxnet.training.trainer import train
 
 LABELS = [
     *("hierarchical", "fp16", "bf16", "int8", "cntk_1bit", "top_k", "powersgd"),
@@ -70,7 +70,7 @@ def one_run(key: Run) -> Run:
     """Train; what there is to know of it."""
     own = [f"strategy={key['strategy']}", f"seed={key['seed']}", f"hosts={key['mesh'][0]}", "log.tensorboard=false"]
     with tempfile.TemporaryDirectory() as workdir:
-        summary = train(load_config(key["config"], [*key["overrides"], *own]), Path(workdir), quiet=True)
+        summary = train(load_config(key["config"], *key["overrides"], *own), Path(workdir), quiet=True).summary
     if not summary["finished"]:
         sys.exit(f"stopped at step {summary['steps']}; the same command starts this run again")
     return {name: summary[name] for name in ("accuracy", "loss", "steps", "wire_bytes_per_step", "seconds")}

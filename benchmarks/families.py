@@ -31,7 +31,7 @@ from jaxnet.data.source import ArraySource, Dataset
 from jaxnet.models.zoo import ZOO
 from jaxnet.optimizer import Optimizer
 from jaxnet.tasks.classification import Pixels
-from train import train
+from jaxnet.training.trainer import train
 
 PASSES = 0.6  # accuracy on the test split, where chance is 0.1
 
@@ -128,7 +128,7 @@ def one_run(key: Run) -> Run:
     """Train; what there is to know of it."""
     config = config_of(**key)
     with tempfile.TemporaryDirectory() as workdir:
-        summary = train(config, Path(workdir), quiet=True)
+        summary = train(config, Path(workdir), quiet=True).summary
     if not summary["finished"]:
         sys.exit(f"stopped at step {summary['steps']}; the same command starts this run again")
     wanted = ("accuracy", "loss", "steps", "skipped_steps", "rollbacks", "seconds")

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jaxnet.config.file import load_config
 from jaxnet.config.run import Config
 from jaxnet.optimizer import make_optimizer
-from train import train
+from jaxnet.training.trainer import train
 
 
 def hand_written(config: Config, steps: int) -> float:
@@ -73,7 +73,7 @@ def hand_written(config: Config, steps: int) -> float:
 def through_jaxnet(config: Config) -> float:
     """Seconds a step of the same run through `train.py`."""
     with tempfile.TemporaryDirectory() as directory:
-        summary = train(config, Path(directory), quiet=True)
+        summary = train(config, Path(directory), quiet=True).summary
     return summary["train_seconds"] / summary["steps"]
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     examples = plain.data.load("train").num_examples
     epochs = args.steps * plain.batch_size / examples
     config = load_config(
-        args.config, [f"epochs={epochs}", f"eval_every_epochs={2 * epochs}", "checkpoints.every_steps=1000000"]
+        args.config, f"epochs={epochs}", f"eval_every_epochs={2 * epochs}", "checkpoints.every_steps=1000000"
     )
     ours: list[float] = []
     theirs: list[float] = []

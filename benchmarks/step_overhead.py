@@ -21,9 +21,8 @@ import optax
 
 from jaxnet.comm import make_mesh, named_strategy, split_by_example
 from jaxnet.models import Model, Variables
-from jaxnet.parallel.layout import make_layout
+from jaxnet.parallel import form_of
 from jaxnet.parallel.state import first_state
-from jaxnet.parallel.step import make_train_step
 from jaxnet.tasks.classification import LossOutput
 
 LAYERS, PARAMS, STATS = 53, 161, 106
@@ -70,9 +69,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     mesh, optimizer, strategy = make_mesh(), optax.sgd(0.1, 0.9), named_strategy("hierarchical")
-    step = make_train_step(loss_fn, optimizer, strategy, mesh)
-    make = functools.partial(first_state, tiny_model(), optimizer, strategy.reducer, mesh, (1, 1, 1), 0)
-    state = make_layout(jax.eval_shape(make), optimizer, mesh, strategy).make(make)
+    form = form_of(strategy, mesh)
+    make = functools.partial(first_state, tiny_model(), optimizer, form.reducer(None), mesh, (1, 1, 1), 0)
+    layout = form.layout(jax.eval_shape(make), optimizer)
+    step, state = form.step(loss_fn, optimizer, layout), layout.make(make)
     batch = {"label": np.zeros(8, np.int32), "id": np.zeros(8, np.int32)}
     placed = jax.device_put(batch, split_by_example(mesh))
     bare = jax.jit(lambda state, _: (jax.tree.map(lambda leaf: leaf + 1, state), 0), donate_argnums=0)

@@ -105,13 +105,13 @@ def run_case(seed: int, folder: Path, trains: bool) -> str:
 def _trace(config: Path, overrides: Sequence[str]) -> int:
     """As train.py does, up to the program that it would compile."""
     from jaxnet.config.file import load_config
-    from jaxnet.training.place import mesh_of
     from jaxnet.training.prepare import prepare
+    from jaxnet.training.processes import mesh_of
 
-    asked = load_config(config, overrides)
+    asked = load_config(config, *overrides)
     source, test = asked.data.load("train"), asked.data.load("test")
-    experiment = prepare(asked, mesh_of(asked), source)
-    experiment.step.lower(experiment.state_shapes, experiment.batch_shapes)
+    experiment = prepare(asked, mesh_of(asked), source=source)
+    experiment.step.lower(experiment.layout.shapes, experiment.batch_shapes)
     print(json.dumps({"steps": experiment.total_steps, "tests": test.num_examples}))
     return 0
 

@@ -24,15 +24,14 @@ def main() -> int:
     from jaxnet.comm import make_mesh
     from jaxnet.cost.rounds import seconds_a_step, warm_up
     from jaxnet.cost.step_bench import in_pieces, labelled_strategy
-    from jaxnet.cost.steps import check_batch, compute_only, full_step
+    from jaxnet.cost.steps import compute_only, full_step
     from jaxnet.cost.workloads import named_workload
 
     strategies = {label: labelled_strategy(label) for label in args.strategy}
-    workload, mesh = named_workload(args.model, args.batch), make_mesh()
-    check_batch(workload, mesh)
-    tasks = {COMPUTE: compute_only(workload, mesh)}
+    workload = named_workload(args.model, make_mesh(), args.batch)
+    tasks = {COMPUTE: compute_only(workload)}
     for label, strategy in strategies.items():
-        tasks[label] = full_step(workload, strategy, mesh, pieces=in_pieces(label))
+        tasks[label] = full_step(workload, strategy, pieces=in_pieces(label))
     for task in tasks.values():
         warm_up(task)
     serve("jaxnet", lambda variant, steps: seconds_a_step(tasks[variant], steps))

@@ -52,8 +52,8 @@ def trainer(name: str, batch: int, dtype: str) -> Run:
         batch_size=batch,
         optimizer=Optimizer("sgd", networks.LEARNING_RATE, schedule="constant", momentum=networks.MOMENTUM),
     )
-    experiment = prepare(config, mesh, data.load("train"))
-    state = experiment.first_state()
+    experiment = prepare(config, mesh, source=data.load("train"))
+    state = experiment.init()
     step = experiment.step.lower(state, experiment.batch_shapes).compile()
     ids = {"id": np.arange(batch, dtype=np.int32)}
     return repeated(step, state, jax.device_put(random_batch(batch) | ids, split_by_example(mesh)))

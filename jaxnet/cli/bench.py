@@ -1,8 +1,9 @@
-"""`jaxnet bench`: how fast messages travel, what a training step hides of that, and how fast a network answers."""
+"""`jaxnet bench` times collectives, whole training steps, and the inference of a network."""
 
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from jaxnet.command_line import Commands, Parser, given_path, mesh_sizes, positive
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxnet.command_line import Parser
+    from jaxnet.cost.workloads import Workload
 
 
-# ---- `jaxnet bench inference`: latency and throughput of a network, by the size of the batch ----------
+# ---- Inference -----------------------------------------------------------------------------------------
 
 
 _BENCH_INFERENCE_DESCRIPTION = """\
 Time a network of the zoo (`jaxnet models`) with random weights on the first device, from uint8 images to
-probabilities. Batches of all sizes are compiled and warmed up first, then called in turn."""
+probabilities. Batches of all sizes are compiled and warmed up first, then timed in turn."""
 
 _BENCH_INFERENCE_EXAMPLES = """\
 examples:
@@ -34,18 +36,28 @@ def add_inference(kinds: Commands) -> None:
     """Add `inference` to the kinds of `jaxnet bench`."""
     parser = kinds.add_parser(
         "inference",
-        help="time a network's answers",
+        help="time the inference of a network",
         description=_BENCH_INFERENCE_DESCRIPTION,
         epilog=_BENCH_INFERENCE_EXAMPLES,
     )
-    parser.add_argument("--model", required=True, metavar="NAME", help="see `jaxnet models`")
-    parser.add_argument("--batch", type=_batches, default="1,8,64", metavar="N,N,...", help="default 1,8,64")
+    parser.add_argument("--model", required=True, metavar="NAME", help="a network that `jaxnet models` lists")
+    parser.add_argument(
+        "--batch", type=_batches, default="1,8,64", metavar="N,N,...", help="sizes of batches; default 1,8,64"
+    )
     parser.add_argument("--dtype", default="float32", metavar="DTYPE", help="float32, bfloat16 or float16")
-    parser.add_argument("--width", type=_width, default=1.0, metavar="FACTOR", help="of all hidden layers; default 1")
+    parser.add_argument(
+        "--width",
+        type=_width,
+        default=1.0,
+        metavar="FACTOR",
+        help="factor on the width of all hidden layers; default 1",
+    )
     parser.add_argument("--image", type=positive, metavar="N", help="NxN images; default: the network's own")
-    parser.add_argument("--iterations", type=positive, default=50, metavar="N", help="calls a size; default 50")
+    parser.add_argument(
+        "--iterations", type=positive, default=50, metavar="N", help="timed calls for each size; default 50"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="draw it too; needs matplotlib")
+    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="also draw it; needs matplotlib")
     parser.set_defaults(run=run_bench_inference)
 
 
@@ -81,22 +93,23 @@ def _width(text: str) -> float:
 Choice = TypeVar("Choice")
 
 _BENCH_DESCRIPTION = """\
-Measure communication on the processes and devices that there are: those of one process, emulated on the CPU
-with --mesh, or all of a job; process 0 prints. Or measure inference on one device."""
+Measure communication, on the devices of one process (emulated on the CPU with --mesh) or of all processes of a job, of
+which process 0 prints. Or measure inference on one device."""
 
 _COLLECTIVES = """\
-Time collectives and algorithms over each mesh axis, with nccl-tests' columns. Sizes are those of nccl-tests:
-what all-reduce sums, reduce-scatter takes in, all-gather gives out. Every first result is checked, and the exit
-status is 1 if one was wrong."""
+Time collectives and algorithms over each mesh axis, with the columns and sizes of nccl-tests: a size is what
+all-reduce sums, what reduce-scatter takes in, and what all-gather gives out. The first result of each is checked, and
+the exit status is 1 if any is wrong."""
 
 _STEP = """\
-Time whole training steps, their compute alone and their communication alone, in interleaved rounds, beside the
-least that the strategy's schedule could take."""
+Time whole training steps, their computation alone and their communication alone, in interleaved rounds, beside the
+shortest time that the strategy's schedule allows."""
 
 _BENCH_EXAMPLES = """\
 examples:
   jaxnet bench collectives --mesh 2x4 --bytes 1KiB,1MiB
   jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host
+  jaxnet bench step --config configs/digits.py --strategy xla --strategy hierarchical
   jaxnet bench step --mesh 2x4 --strategy xla --strategy ddp:4MiB --strategy hierarchical
   jaxnet launch local --processes 2 -- jaxnet bench step --strategy flat --strategy ddp --model vgg
   jaxnet bench inference --model alexnet --batch 1,2,4,8,16,32,64,128,256
@@ -116,10 +129,22 @@ def add_bench(commands: Commands) -> None:
 
 def _add_collectives(kinds: Commands) -> None:
     parser = _subcommand(kinds, "collectives", "time single collectives", _COLLECTIVES, run_collectives)
-    parser.add_argument("--bytes", type=_sizes, default="1KiB,64KiB,1MiB,4MiB,32MiB", metavar="SIZES")
-    parser.add_argument("--axis", action="append", metavar="AXIS", help="host, device or host+device; default: all")
-    parser.add_argument("--algorithm", action="append", metavar="NAME", help="default: all")
-    parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed calls; default 20")
+    parser.add_argument(
+        "--bytes",
+        type=_sizes,
+        default="1KiB,64KiB,1MiB,4MiB,32MiB",
+        metavar="SIZES",
+        help="bytes of a message; default 1KiB,64KiB,1MiB,4MiB,32MiB",
+    )
+    parser.add_argument(
+        "--axis", action="append", metavar="AXIS", help="host, device or host+device; may be repeated; default: all"
+    )
+    parser.add_argument(
+        "--algorithm", action="append", metavar="NAME", help="an algorithm or collective; may be repeated; default: all"
+    )
+    parser.add_argument(
+        "--iterations", type=positive, default=20, metavar="N", help="timed calls for each size; default 20"
+    )
 
 
 def _add_step(kinds: Commands) -> None:
@@ -129,20 +154,32 @@ def _add_step(kinds: Commands) -> None:
         action="append",
         required=True,
         metavar="NAME[:BYTES][+pieces]",
-        help="see `jaxnet strategies`; BYTES: its bucket size; +pieces: the step as several programs, launched from "
-        "two threads, one device a process; ratios are to the first",
+        help="a strategy that `jaxnet strategies` lists; BYTES: its bucket size; +pieces: run the step as several "
+        "programs, launched from two threads, one device a process; may be repeated, and ratios are to the first",
     )
-    parser.add_argument("--model", default="dense", metavar="NAME", help="dense, vgg, resnet50 or small")
-    parser.add_argument("--batch", type=positive, metavar="N", help="examples a host; default: the model's")
-    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="default 7")
-    parser.add_argument("--steps-per-round", type=positive, default=5, metavar="N", help="default 5")
     parser.add_argument(
-        "--bucket-bytes", type=_size, metavar="BYTES", help="for every strategy that has buckets of a set size"
+        "--config",
+        metavar="FILE",
+        help="time the model and data of a Python file with get_config(), which is run, as the trainer trains it",
     )
-    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="draw it too; needs matplotlib")
     parser.add_argument(
-        "--trace", type=given_path, metavar="DIR", help="trace a few more steps of each, for `jaxnet timeline`"
+        "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
     )
+    parser.add_argument(
+        "--batch", type=positive, metavar="N", help="examples on each host; default: the workload's own"
+    )
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds; default 7")
+    parser.add_argument(
+        "--steps-per-round", type=positive, default=5, metavar="N", help="steps in each round; default 5"
+    )
+    parser.add_argument(
+        "--bucket-bytes", type=_size, metavar="BYTES", help="bucket size of every strategy that has one"
+    )
+    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="also draw it; needs matplotlib")
+    parser.add_argument(
+        "--trace", type=given_path, metavar="DIR", help="also trace a few steps of each, for `jaxnet timeline`"
+    )
+    parser.add_overrides()
 
 
 def _subcommand(
@@ -153,7 +190,7 @@ def _subcommand(
         "--mesh",
         type=mesh_sizes,
         metavar="HxD",
-        help="hosts x devices; a single process emulates them on the CPU, several must have that many",
+        help="hosts x devices; one process emulates them on the CPU, several must have that many; with --config 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: _run_in_job(run, args))
@@ -189,20 +226,45 @@ def run_step(args: argparse.Namespace) -> int:
     """Run `jaxnet bench step`."""
     from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy
     from jaxnet.cost.tables import check_plot, plot_steps, step_text
-    from jaxnet.cost.workloads import named_workload
 
     if args.plot:
         check_plot(args.plot)
     if args.trace:
         check_trace(args.trace)
     strategies = {label: labelled_strategy(label, args.bucket_bytes) for label in args.strategy}
-    workload = named_workload(args.model, args.batch)
+    _check_workload(args)
     mesh = _start(args)
-    report = bench_steps(workload, strategies, mesh, args.rounds, args.steps_per_round, args.trace)
+    report = bench_steps(_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
     _print(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.plot and _prints():
         plot_steps(report, args.plot)
     return 0
+
+
+def _check_workload(args: argparse.Namespace) -> None:
+    """Refuse, before anything is started, what cannot be timed."""
+    from jaxnet.cost.shapes import SIZES
+
+    if args.config is None:
+        if args.overrides:
+            raise InputError(f"{args.overrides[0]}: give --config FILE too; a built-in workload has no keys")
+        _choose("--model", args.model or "dense", SIZES)
+    elif args.model or args.batch:
+        raise InputError("--config has a model and a batch of its own: leave --model out, and set batch_size=N")
+
+
+def _workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
+    """The built-in workload, or that of the config."""
+    from jaxnet.cost.workloads import named_workload
+
+    if args.config is None:
+        return named_workload(args.model or "dense", mesh, args.batch)
+
+    from jaxnet.config.file import load_config
+    from jaxnet.training.prepare import workload_of
+
+    config = load_config(args.config, *args.overrides)
+    return workload_of(Path(args.config).stem, config, mesh)
 
 
 def _start(args: argparse.Namespace) -> "Mesh":
@@ -212,6 +274,8 @@ def _start(args: argparse.Namespace) -> "Mesh":
     from jaxnet.cluster.start import start
     from jaxnet.comm import make_mesh, mesh_size
 
+    if args.mesh is None and getattr(args, "config", None) and start().process_count == 1:
+        args.mesh = (2, 4)
     if start().process_count == 1 and args.mesh:
         # Emulated devices have to be asked for before any device is used.
         jax.config.update("jax_platforms", "cpu")

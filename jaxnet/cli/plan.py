@@ -1,4 +1,4 @@
-"""`jaxnet plan`: what a training step will send, and what the compiler makes of it, before anything is trained."""
+"""`jaxnet plan` shows what a training step will send; `jaxnet strategies` lists and compares the strategies."""
 
 import argparse
 import json
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 _PLAN_DESCRIPTION = """\
-Plan the communication of a training step on a mesh of emulated CPU devices: the buckets, the bytes that each
-device sends over each axis, and the collectives of the compiled program beside those planned."""
+Plan and compile a training step on a mesh of emulated CPU devices, without training. Show the buckets, the bytes that
+each device sends over each axis, and the collectives of the compiled program beside the planned ones."""
 
 _PLAN_EXAMPLES = """\
 examples:
@@ -36,7 +36,7 @@ def add_plan(commands: Commands) -> None:
         type=mesh_sizes,
         default=(2, 4),
         metavar="HxD",
-        help="hosts x devices, whatever the config says; default 2x4",
+        help="hosts x devices, in place of the config's; default 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
@@ -52,32 +52,24 @@ def run_plan(args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", hosts * devices)
 
-    from jaxnet.comm import make_mesh, verify
+    from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
-    from jaxnet.data import open_split
-    from jaxnet.training.plan import plan_json, plan_text
     from jaxnet.training.prepare import prepare
 
-    config = load_config(args.config, args.overrides)
-    mesh = make_mesh(hosts)
-    experiment = prepare(config, mesh, open_split(config.data, "train"))
-    compiled = experiment.step.lower(experiment.state_shapes, experiment.batch_shapes).compile()
-    check = verify(compiled.as_text() or "", experiment.planned, mesh.shape)
-    if args.json:
-        print(json.dumps(plan_json(experiment, mesh, check), indent=2))
-    else:
-        print(plan_text(experiment, mesh, check))
+    config = load_config(args.config, *args.overrides)
+    plan = prepare(config, make_mesh(hosts)).plan.verified()
+    print(json.dumps(plan.as_json(), indent=2) if args.json else plan)
     return 0
 
 
-# ---- `jaxnet strategies`: the ways in which gradients can travel, and with a config, what each would send
+# ---- Strategies ----------------------------------------------------------------------------------------
 
 
 _STRATEGIES_DESCRIPTION = """\
-List the communication strategies, with what can be set of them: strategy=NAME:key=value. With a config, also what each
-would send in a training step of that model: collectives, bytes that the busiest device sends over each axis, and their
-sum beside that of one flat all-reduce. Bytes are the fewest that the operation needs. Where parameters travel every so
-many steps, messages are those of one such step and bytes the mean over the run."""
+List the communication strategies and their settings: strategy=NAME:key=value. With a config, also show what each would
+send in a training step of its model: the number of collectives, the bytes that the busiest device sends over each axis,
+and their sum relative to one flat all-reduce. Bytes are the fewest that an operation needs. Where parameters travel
+only every few steps, messages are those of one such step, and bytes are the mean over the run."""
 
 _STRATEGIES_EXAMPLES = """\
 examples:
@@ -99,10 +91,13 @@ def add_strategies(commands: Commands) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a Python file with get_config(), which is run: also show what its model would send",
+        help="a Python file with get_config(), which is run; also show what its model would send",
     )
     parser.add_argument(
-        "--mesh", type=mesh_sizes, metavar="HxD", help="with --config: hosts x devices, whatever it says; default 2x4"
+        "--mesh",
+        type=mesh_sizes,
+        metavar="HxD",
+        help="with --config: hosts x devices, in place of the config's; default 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
@@ -139,10 +134,11 @@ def _row(strategy: "Strategy") -> dict[str, Any]:
 
     return {
         "name": strategy.name,
-        "schedule": strategy.schedule,
+        "schedule": strategy.when,
         "exact": strategy.exact,
         "summary": strategy.summary,
-        "settings": settings_of(strategy.name),
+        "expression": strategy.expression,
+        "settings": settings_of(strategy.name) if strategy.name else {},
     }
 
 
@@ -156,31 +152,35 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
 
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
-    from jaxnet.data import open_split
     from jaxnet.training.prepare import prepare
 
-    config = load_config(args.config, args.overrides)
-    mesh = make_mesh(hosts)
-    experiment = prepare(config, mesh, open_split(config.data, "train"))
+    config = load_config(args.config, *args.overrides)
+    experiment = prepare(config, make_mesh(hosts))
     shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
-    shapes = [shapes[index] for index in experiment.order]
-    rows = _planned(config, shapes, dict(mesh.shape), experiment.total_steps)
+    shapes = [shapes[index] for index in experiment.form.options.order or range(len(shapes))]
+    rows = _planned(config, shapes, dict(experiment.mesh.shape), experiment.total_steps)
     return rows, _table(rows)
 
 
 def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: int) -> list[dict[str, Any]]:
     """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
-    from jaxnet.comm import STRATEGIES, all_reduce, bucketed, has_bucket_size, named_strategy, wire_bytes_per_axis
+    from jaxnet.comm import STRATEGIES, Averaging, Strategy, all_reduce, bucketed, named_strategy, wire_bytes_per_axis
+    from jaxnet.comm.by_name import has_bucket_size
 
     flat = bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []
-    for name in dict.fromkeys([*STRATEGIES, config.strategy]):
-        strategy = named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
+    strategies = [
+        named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
+        for name in dict.fromkeys([*STRATEGIES, *([config.strategy] if isinstance(config.strategy, str) else [])])
+    ]
+    strategies += [config.strategy] if isinstance(config.strategy, Strategy) else []
+    for strategy in strategies:
         row = _row(strategy)
         if strategy.reducer is not None:
             collectives = strategy.reducer.plan(shapes, mesh).collectives
-            share = 1.0 if strategy.averaging is None else strategy.averaging.exchanges_per_step(steps)
+            schedule = strategy.schedule
+            share = schedule.exchanges_per_step(steps) if isinstance(schedule, Averaging) else 1.0
             sent = {axis: round(share * given) for axis, given in wire_bytes_per_axis(collectives).items()}
             total = sum(sent.values())
             row |= {

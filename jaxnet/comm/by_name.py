@@ -68,7 +68,7 @@ def named_strategy(name: str, bucket_bytes: int | None = None, all_reduce: AllRe
 
     >>> named_strategy("hierarchical", bucket_bytes=4 * 2**20).schedule
     'during'
-    >>> named_strategy("local_sgd:every=16").averaging.every
+    >>> named_strategy("local_sgd:every=16").schedule.every
     16
     """
     base, settings = _parse(name)

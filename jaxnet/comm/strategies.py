@@ -24,25 +24,26 @@ from jaxnet.comm.trees import rooted
 
 def xla() -> Strategy:
     """XLA partitions the step and places the reduction: `jax.jit` over sharded batches, its defaults untouched."""
-    return Strategy("xla", "XLA partitions jax.jit and combines all-reduces as it likes", None)
+    return Strategy(None, name="xla", summary="XLA partitions jax.jit and combines all-reduces as it likes")
 
 
 def per_leaf(all_reduce: AllReduce = all_reduce) -> Strategy:
     """One all-reduce a parameter tensor, as soon as it is ready; no bound on how many at once."""
     return Strategy(
-        "per_leaf",
-        "one all-reduce a leaf, as backward produces it",
         bucketed(all_reduce(*AXES), bucket_bytes=1, split=False),
+        "during",
+        name="per_leaf",
+        summary="one all-reduce a leaf, as backward produces it",
     )
 
 
 def flat(all_reduce: AllReduce = all_reduce) -> Strategy:
     """One buffer for all gradients, one all-reduce, after backward: FireCaffe; S-Caffe's SC-B but for the root."""
     return Strategy(
-        "flat",
-        "all gradients in one buffer, after backward (FireCaffe)",
         bucketed(all_reduce(*AXES), bucket_bytes=None),
         "after",
+        name="flat",
+        summary="all gradients in one buffer, after backward (FireCaffe)",
     )
 
 
@@ -52,9 +53,10 @@ def caffe2(all_reduce: AllReduce = all_reduce) -> Strategy:
     The bound is its `num_controls`: the i-th all-reduce waits for the (i-4)-th, on all devices alike.
     """
     return Strategy(
-        "caffe2",
-        "one all-reduce a leaf, as backward produces it, at most 4 at once (Caffe2 with Gloo)",
         bucketed(all_reduce(*AXES), bucket_bytes=1, split=False, in_flight=4),
+        "during",
+        name="caffe2",
+        summary="one all-reduce a leaf, as backward produces it, at most 4 at once (Caffe2 with Gloo)",
     )
 
 
@@ -62,9 +64,10 @@ def ddp(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Str
     """PyTorch DDP: whole leaves fused up to 25 MiB, the first bucket 1 MiB, all-reduced during backward."""
     first = min(bucket_bytes, 1 * MiB)
     return Strategy(
-        "ddp",
-        f"buckets of whole leaves, {first / MiB:g} MiB then {bucket_bytes / MiB:g} MiB, during backward (PyTorch DDP)",
         bucketed(all_reduce(*AXES), bucket_bytes, first_bucket_bytes=first, split=False),
+        "during",
+        name="ddp",
+        summary=f"buckets of whole leaves, {first / MiB:g} then {bucket_bytes / MiB:g} MiB (PyTorch DDP)",
     )
 
 
@@ -77,9 +80,10 @@ def horovod(bucket_bytes: int = 128 * MiB, all_reduce: AllReduce = all_reduce) -
     """
 
     return Strategy(
-        "horovod",
-        f"whole leaves fused while they fit into {bucket_bytes / MiB:g} MiB, during backward (Horovod's tensor fusion)",
         grouped(all_reduce(*AXES), merged_up_to(bucket_bytes)),
+        "during",
+        name="horovod",
+        summary=f"whole leaves fused while they fit into {bucket_bytes / MiB:g} MiB (Horovod's tensor fusion)",
     )
 
 
@@ -106,9 +110,10 @@ def mg_wfbp(
 
     merging = merged_by_cost(alpha=alpha, beta=beta, seconds_per_byte=seconds_per_byte, ready_seconds=ready_seconds)
     return Strategy(
-        "mg_wfbp",
-        "leaves merged where a model of costs says that the last message ends first, during backward (MG-WFBP)",
         grouped(all_reduce(*AXES), merging),
+        "during",
+        name="mg_wfbp",
+        summary="leaves merged where a model of costs says that the last message ends first, during backward (MG-WFBP)",
     )
 
 
@@ -121,9 +126,10 @@ def hierarchical(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduc
     `all_reduce` makes the sum across hosts: that of XLA, or `mpi_all_reduce`.
     """
     return Strategy(
-        "hierarchical",
-        "reduce-scatter in the host, all-reduce across, all-gather in the host (Horovod, NCCL)",
         bucketed(scattered(DEVICE, all_reduce(HOST)), bucket_bytes),
+        "during",
+        name="hierarchical",
+        summary="reduce-scatter in the host, all-reduce across, all-gather in the host (Horovod, NCCL)",
     )
 
 
@@ -134,9 +140,10 @@ def blueconnect(bucket_bytes: int = 25 * MiB) -> Strategy:
     host further, by their links; for that see `factored`.
     """
     return Strategy(
-        "blueconnect",
-        "reduce-scatter in the host, then across; all-gather across, then in the host (BlueConnect)",
         bucketed(scattered(DEVICE, scattered(HOST, all_reduce())), bucket_bytes),
+        "during",
+        name="blueconnect",
+        summary="reduce-scatter in the host, then across; all-gather across, then in the host (BlueConnect)",
     )
 
 
@@ -147,9 +154,10 @@ def torus(bucket_bytes: int = 25 * MiB) -> Strategy:
     """
     columns = ring(HOST, piece_bytes=1 * MiB)
     return Strategy(
-        "torus",
-        "rings of permutes: reduce-scatter in the host, all-reduce across, all-gather in the host (2-D torus)",
         bucketed(ring(DEVICE, columns, piece_bytes=1 * MiB), bucket_bytes),
+        "during",
+        name="torus",
+        summary="rings of permutes: reduce-scatter in the host, all-reduce across, all-gather in the host (2-D torus)",
     )
 
 
@@ -157,9 +165,10 @@ def halving_doubling(bucket_bytes: int = 25 * MiB) -> Strategy:
     """Recursive halving, then doubling, as Gloo's all-reduce in Caffe2: few rounds, fewest bytes."""
     across = by_halves(HOST, piece_bytes=1 * MiB)
     return Strategy(
-        "halving_doubling",
-        "reduce-scatter by halving, all-gather by doubling, of permutes (Rabenseifner; Gloo in Caffe2)",
         bucketed(by_halves(DEVICE, across, piece_bytes=1 * MiB), bucket_bytes),
+        "during",
+        name="halving_doubling",
+        summary="reduce-scatter by halving, all-gather by doubling, of permutes (Rabenseifner; Gloo in Caffe2)",
     )
 
 
@@ -170,10 +179,10 @@ def s_caffe_b() -> Strategy:
     """
     across = rooted(HOST, tree="binomial")
     return Strategy(
-        "s_caffe_b",
-        "one buffer, after backward: binomial tree to the root and back (S-Caffe SC-B)",
         bucketed(rooted(DEVICE, across, tree="binomial"), bucket_bytes=None),
         "after",
+        name="s_caffe_b",
+        summary="one buffer, after backward: binomial tree to the root and back (S-Caffe SC-B)",
     )
 
 
@@ -184,9 +193,10 @@ def s_caffe_hr(bucket_bytes: int = 25 * MiB) -> Strategy:
     """
     across = rooted(HOST, tree="binomial", piece_bytes=1 * MiB)
     return Strategy(
-        "s_caffe_hr",
-        "to the root and back: chunked chain in the host, binomial tree across (S-Caffe HR, CB)",
         bucketed(rooted(DEVICE, across, tree="chunked_chain", piece_bytes=1 * MiB), bucket_bytes),
+        "during",
+        name="s_caffe_hr",
+        summary="to the root and back: chunked chain in the host, binomial tree across (S-Caffe HR, CB)",
     )
 
 
@@ -198,9 +208,10 @@ def parameter_server() -> Strategy:
     `rooted(..., tree="star")`.
     """
     return Strategy(
-        "parameter_server",
-        "each leaf: a reduce-scatter to its owners, an all-gather back (MXNet KVStore, striped over all devices)",
         as_reducer(sharded(AXES, bucket_bytes=1, split=False)),
+        "during",
+        name="parameter_server",
+        summary="each leaf: a reduce-scatter to its owners, an all-gather back (MXNet KVStore, striped)",
     )
 
 
@@ -208,7 +219,7 @@ def parameter_server() -> Strategy:
 
 
 def _deferred(name: str, summary: str, parts: Sharded) -> Strategy:
-    return Strategy(name, summary, as_reducer(parts), "deferred", parts)
+    return Strategy(parts, "deferred", name=name, summary=summary)
 
 
 def zero(bucket_bytes: int = 1 * MiB) -> Strategy:
@@ -249,7 +260,7 @@ def s_caffe_obr() -> Strategy:
 
 
 def _lossy(name: str, summary: str, reducer: Reducer) -> Strategy:
-    return Strategy(name, summary, reducer, exact=False)
+    return Strategy(reducer, "during", name=name, summary=summary, exact=False)
 
 
 def fp16(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
@@ -326,7 +337,7 @@ def powersgd(rank: int = 2, bucket_bytes: int = 25 * MiB) -> Strategy:
 
 def _local(name: str, summary: str, bucket_bytes: int, averaging: Averaging) -> Strategy:
     reducer = bucketed(scattered(DEVICE, all_reduce(HOST)), bucket_bytes)
-    return Strategy(name, summary, reducer, "local", exact=False, averaging=averaging)
+    return Strategy(reducer, averaging, name=name, summary=summary, exact=False)
 
 
 def local_sgd(every: int = 8, bucket_bytes: int = 25 * MiB, *, with_optimizer: bool = False) -> Strategy:

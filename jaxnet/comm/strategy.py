@@ -1,17 +1,35 @@
-"""What a strategy is: a reducer and a schedule, with a name."""
+"""A strategy is a value: what sums the gradients, and when they travel.
+
+    Strategy(bucketed(scattered("device", all_reduce("host")), 25 * MiB), "during")
+
+There are four kinds. What a training step makes of each is told in `jaxnet.parallel`.
+
+- 'xla': no reducer; XLA partitions one global program and places the sums itself.
+- 'replicated': a `Reducer`; every device holds all parameters and gets the whole sum.
+- 'sharded': a `Sharded`; every device gets, keeps and updates its shard alone.
+- 'local': a `Reducer` and an `Averaging`; devices train by themselves and now and then average their parameters.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from jaxnet.comm.bucketed import after, during, in_order
 from jaxnet.comm.reducer import Reducer
-from jaxnet.comm.sharded import Sharded
-
-# ---- When devices that train by themselves meet, and what they then go on with ------------------------
+from jaxnet.comm.sharded import Sharded, shards_in_order
 
 
-@dataclass(frozen=True)
+def _changed(value: Any) -> str:
+    """A dataclass as the call that makes it, without what is left at its default."""
+    given = (
+        f"{field.name}={getattr(value, field.name)!r}"
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
+    )
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
+@dataclass(frozen=True, repr=False)
 class BlockFilter:
     """Block-wise filtering of what a round has changed, as BMUF: `d <- momentum d + rate (mean - anchor)`.
 
@@ -30,14 +48,16 @@ class BlockFilter:
                 f"momentum={self.momentum}, rate={self.rate}"
             )
 
+    __repr__ = _changed
+
     def momentum_among(self, devices: int) -> float:
         """The momentum, given how many devices there are."""
         return 1 - 1 / devices if self.momentum is None else self.momentum
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Averaging:
-    """Each device trains on its own, and every so many steps the mean of their parameters takes their place.
+    """The schedule of local training: every so many steps the mean of all devices' parameters takes their place.
 
     Attributes:
         every: steps in a round; parameters travel at the end of each.
@@ -61,53 +81,112 @@ class Averaging:
                 f"multiples of every; got every={self.every}, synchronous_steps={self.synchronous_steps}"
             )
 
+    __repr__ = _changed
+
     def synchronous_share(self, total_steps: int) -> float:
-        """The part of the steps of a run in which gradients travel."""
+        """The fraction of a run's steps in which gradients travel."""
         return min(1.0, self.synchronous_steps / total_steps)
 
     def averaging_share(self, total_steps: int) -> float:
-        """The part of the steps of a run in which parameters travel; a last round that is cut short counts in part."""
+        """The fraction of a run's steps in which parameters travel; a last round that is cut short counts in part."""
         return (1 - self.synchronous_share(total_steps)) / self.every
 
     def exchanges_per_step(self, total_steps: int) -> float:
-        """How often a step sends something: its mean over a run."""
+        """How often a step sends something: the mean over a run."""
         return self.synchronous_share(total_steps) + self.averaging_share(total_steps)
 
 
-Schedule = Literal["during", "after", "deferred", "local"]
+Schedule = Literal["during", "after", "deferred"] | Averaging
+Kind = Literal["xla", "replicated", "sharded", "local"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Strategy:
-    """A reducer and a schedule, with a name.
+    """How the gradients of a training run travel. It prints as the expression that makes it.
 
     Attributes:
-        name: what `strategy=NAME` says.
+        reducer: a tree `Reducer` sums gradients (or averages parameters, with an `Averaging`); a `Sharded` scatters
+            gradients and gathers parameters; None leaves the sums to XLA.
+        schedule: 'during': a bucket travels as soon as backward has produced it. 'after': all wait for the end of
+            backward. 'deferred', of a `Sharded`: sums arrive in shards, are updated in shards, and the next step
+            gathers each parameter just before its use. An `Averaging`: devices train by themselves between means.
+        name: what `strategy=NAME` says; '' for a strategy that has none.
         summary: one line, with the source.
-        reducer: sums the gradients, or what a 'local' schedule averages; None leaves the partitioning, and with it
-            the reduction, to XLA.
-        schedule: 'during': a bucket travels as soon as backward has produced it; 'after': all wait for
-            the end of backward; 'deferred': sums arrive in parts, are updated in parts, and the updated
-            parameters are gathered by the next step, each just before its use; 'local': devices update parameters
-            of their own, whose mean is taken every so many steps.
-        sharded: the parts of a 'deferred' schedule; None for the others.
-        exact: the result is the sum, up to the order of additions; False where less is sent.
-        averaging: when a 'local' schedule averages, and what it does with the mean; None for the others.
+        exact: whether the result is the sum up to the order of additions; False where less is sent.
+
+    Raises:
+        ValueError: the reducer and the schedule do not go together.
+
+    >>> from jaxnet.comm import MiB, all_reduce, bucketed
+    >>> Strategy(bucketed(all_reduce("host", "device"), 4 * MiB)).kind
+    'replicated'
     """
 
-    name: str
-    summary: str
-    reducer: Reducer | None
+    reducer: Reducer | Sharded | None
     schedule: Schedule = "during"
-    sharded: Sharded | None = None
+    name: str = ""
+    summary: str = ""
     exact: bool = True
-    averaging: Averaging | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reducer, Sharded) != (self.schedule == "deferred"):
+            raise ValueError(
+                "the schedule 'deferred' goes with sharded(...), and no other does; got "
+                f"{type(self.reducer).__name__} with schedule={self.schedule!r}"
+            )
+        if not isinstance(self.reducer, Reducer | Sharded | None):
+            raise ValueError(
+                f"reducer is a {type(self.reducer).__name__}; wanted a Reducer such as bucketed(all_reduce('host', "
+                "'device'), 25 * MiB), a Sharded, or None"
+            )
+        if not isinstance(self.schedule, Averaging) and self.schedule not in ("during", "after", "deferred"):
+            raise ValueError(f"no schedule {self.schedule!r}; wanted 'during', 'after', 'deferred' or Averaging(...)")
+        if isinstance(self.schedule, Averaging) and self.reducer is None:
+            raise ValueError("Averaging(...) needs a reducer, which sums the parameters")
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the four kinds it is."""
+        if self.reducer is None:
+            return "xla"
+        if isinstance(self.schedule, Averaging):
+            return "local"
+        return "sharded" if isinstance(self.reducer, Sharded) else "replicated"
+
+    @property
+    def when(self) -> str:
+        """When it travels, in a word: 'during', 'after', 'deferred', 'local', or 'xla' where XLA decides."""
+        if self.reducer is None:
+            return "xla"
+        return "local" if isinstance(self.schedule, Averaging) else self.schedule
+
+    @property
+    def label(self) -> str:
+        """Its name, or its expression if it has none."""
+        return self.name or self.expression
+
+    @property
+    def expression(self) -> str:
+        """The expression that makes what the step runs, such as `during(bucketed(...))`."""
+        if self.kind == "replicated":
+            return f"{self.schedule}({self.reducer!r})"
+        return repr(self)
+
+    def __repr__(self) -> str:
+        schedule = "" if self.schedule == "during" else f", {self.schedule!r}"
+        return f"Strategy({self.reducer!r}{schedule})"
 
 
-def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer | None:
-    """The strategy's reducer with its schedule, taking leaves in `order`; None if XLA does the reduction."""
-    if strategy.reducer is None:
-        return None
-    reducer = strategy.reducer if order is None else in_order(order, strategy.reducer)
+def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer | Sharded | None:
+    """What a step runs: the strategy's reducer with its schedule, taking leaves in `order`; None if XLA sums.
+
+    Of a local strategy it is the reducer as it is: all parameters are there when they are averaged.
+    """
+    reducer = strategy.reducer
+    if reducer is None or isinstance(strategy.schedule, Averaging):
+        return reducer
+    if isinstance(reducer, Sharded):
+        return reducer if order is None else shards_in_order(order, reducer)
+    ordered = reducer if order is None else in_order(order, reducer)
     # The schedule is outermost: XLA:CPU orders operations by the order in which a barrier names them.
-    return after(reducer) if strategy.schedule == "after" else during(reducer)
+    return after(ordered) if strategy.schedule == "after" else during(ordered)

@@ -9,16 +9,16 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import HOST, STRATEGIES, Strategy, mesh_size, named_strategy, takes_all_reduce
+from jaxnet.comm import HOST, STRATEGIES, AllReduce, Strategy, mesh_size, named_strategy, takes_all_reduce
 from jaxnet.config.keys import is_group, key_values
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables
 from jaxnet.optimizer import Optimizer
-from jaxnet.parallel.pieces import message_reducer
+from jaxnet.parallel import Mode
+from jaxnet.parallel.pieces import sums_by_message
 from jaxnet.parallel.state import check_scale, needs_scale
-from jaxnet.parallel.step import Mode
 from jaxnet.tasks.mixing import Mixing
 
 # ---- Refuses values that no program and no system takes: too large whole numbers, and text that ends C's
@@ -201,48 +201,69 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
-def strategy_of(config: Config) -> tuple[Strategy, Mode]:
-    """The strategy and the mode of the step that a config asks for; InputError if they do not go together."""
-    try:
-        strategy = named_strategy(config.strategy, config.bucket_bytes)
-        if config.transport == "mpi":
-            _check_mpi(config)
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    ours: Mode = "jit" if strategy.reducer is None else "shard_map"
+def strategy_of(config: Config, all_reduce: AllReduce | None = None) -> tuple[Strategy, Mode]:
+    """The strategy and the mode of the step that a config asks for; InputError if they do not go together.
+
+    Args:
+        config: of the run.
+        all_reduce: makes the sums across hosts of a named strategy, such as `mpi_all_reduce`; None: XLA's.
+    """
+    strategy = _strategy(config, all_reduce)
+    ours: Mode = "jit" if strategy.kind == "xla" else "shard_map"
     mode: Mode = ours if config.mode == "auto" else config.mode
+    asked = f"strategy={strategy.label}"
     if (mode == "jit") != (ours == "jit"):
         raise InputError(
-            f"mode={config.mode} does not go with strategy={config.strategy}: mode=jit goes with strategy=xla "
+            f"mode={config.mode} does not go with {asked}: mode=jit goes with strategy=xla "
             "alone, where XLA reduces the gradients; leave mode=auto"
         )
-    if mode == "pmap" and strategy.schedule == "deferred":
+    if mode == "pmap" and strategy.kind == "sharded":
         raise InputError(
-            f"mode=pmap does not go with strategy={config.strategy}, which carries the state in parts; use "
+            f"mode=pmap does not go with {asked}, which carries the state in parts; use "
             "mode=shard_map, which does the same on any mesh"
         )
-    if mode in ("pmap", "pieces") and strategy.schedule == "local":
+    if mode in ("pmap", "pieces") and strategy.kind == "local":
         raise InputError(
-            f"mode={mode} does not go with strategy={config.strategy}, which gives each device parameters of its own; "
-            "use mode=shard_map"
+            f"mode={mode} does not go with {asked}, which gives each device parameters of its own; use mode=shard_map"
         )
     if mode == "pieces":
         _check_pieces(config, strategy)
-    check_scale(config.model, config.guard.skip, config.strategy, strategy.schedule)
+    check_scale(config.model, config.guard.skip, strategy.label, strategy.when)
     if ours == "jit" and config.batch_norm == "host":
         raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")
     return strategy, mode
 
 
+def _strategy(config: Config, all_reduce: AllReduce | None) -> Strategy:
+    """The config's strategy: the value that it holds, or the one that it names."""
+    if isinstance(config.strategy, Strategy):
+        if config.bucket_bytes is not None:
+            raise InputError(
+                f"bucket_bytes={config.bucket_bytes} sets the buckets of a strategy's name, and strategy is "
+                f"{config.strategy.expression}: give the size there, and leave bucket_bytes out"
+            )
+        if config.transport == "mpi":
+            raise InputError(
+                f"transport=mpi takes a strategy by its name, and strategy is {config.strategy.expression}; name one, "
+                "such as hierarchical"
+            )
+        return config.strategy
+    try:
+        strategy = named_strategy(config.strategy, config.bucket_bytes, all_reduce)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    if config.transport == "mpi":
+        _check_mpi(config, config.strategy)
+    return strategy
+
+
 def _check_pieces(config: Config, strategy: Strategy) -> None:
     """What computes in mode 'pieces' is a program of one device: refuse what sums elsewhere than in messages."""
-    try:
-        message_reducer(strategy)
-    except ValueError:
+    if not sums_by_message(strategy):
         raise InputError(
-            f"mode=pieces does not go with strategy={config.strategy}, which does not sum message by message; "
+            f"mode=pieces does not go with strategy={strategy.label}, which does not sum message by message; "
             "use mode=shard_map"
-        ) from None
+        )
     if config.batch_norm != "local":
         raise InputError(
             f"batch_norm={config.batch_norm} does not go with mode=pieces, where a device knows its own batch alone; "
@@ -250,12 +271,12 @@ def _check_pieces(config: Config, strategy: Strategy) -> None:
         )
 
 
-def _check_mpi(config: Config) -> None:
+def _check_mpi(config: Config, name: str) -> None:
     """With MPI the mesh has the devices of one rank alone: refuse what sums over the mesh by itself."""
-    if not takes_all_reduce(config.strategy):
+    if not takes_all_reduce(name):
         able = ", ".join(filter(takes_all_reduce, STRATEGIES))
         raise InputError(
-            f"strategy={config.strategy} does not go with transport=mpi, which carries an all-reduce across hosts and "
+            f"strategy={name} does not go with transport=mpi, which carries an all-reduce across hosts and "
             f"nothing else; these strategies have one: {able}"
         )
     if config.mode not in ("auto", "shard_map"):
@@ -397,8 +418,8 @@ def _not_of_members(config: Config, strategy: Strategy, mode: str) -> str | None
     if config.transport != "xla":
         return f"transport={config.transport}"
     # A matrix of PowerSGD would be all members' kernels, one below the other, with one low rank for all.
-    if strategy.averaging is not None or strategy.name == "powersgd":
-        return f"strategy={config.strategy}"
+    if strategy.kind == "local" or strategy.name.partition(":")[0] == "powersgd":
+        return f"strategy={strategy.label}"
     if needs_scale(config.model):  # one scale for all would tie the members to each other
         return "model.dtype=float16"
     return None
@@ -408,10 +429,10 @@ def check_hybrid(config: Config, strategy: Strategy, mode: str) -> None:
     """Refuse what does not hold one whole state, or one program with its collectives, for cut layers to be part of."""
     if not config.shard_dense:
         return
-    if mode != "shard_map" or strategy.schedule not in ("during", "after") or not strategy.exact:
+    if mode != "shard_map" or strategy.kind != "replicated" or not strategy.exact:
         able = "a strategy that sums gradients exactly in every step, such as hierarchical, and mode=shard_map"
         raise InputError(
-            f"shard_dense={','.join(config.shard_dense)} does not go with strategy={config.strategy}, mode={mode}; "
+            f"shard_dense={','.join(config.shard_dense)} does not go with strategy={strategy.label}, mode={mode}; "
             f"use {able}"
         )
     if config.transport == "mpi":

@@ -6,7 +6,6 @@ import importlib.util
 import sys
 import traceback
 import types
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from jaxnet.config.run import Config
 from jaxnet.errors import InputError
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, *overrides: str) -> Config:
     """The Config that `get_config()` of a Python file returns, with `key.path=value` overrides.
 
     A config is a Python program: load only files that you would run.

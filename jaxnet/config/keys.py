@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+from jaxnet.comm import Strategy
 from jaxnet.errors import InputError
 
 # ---- Reading a value from the command line as the type that a config field declares -------------------
@@ -167,8 +168,8 @@ def describe(kind: Any) -> str:
 
 
 def is_group(value: Any) -> bool:
-    """Whether a value of a config has keys of its own."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Whether a value of a config has keys of its own; a strategy has none, and shows as its expression."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | Strategy)
 
 
 def field_types(node: Any) -> dict[str, Any]:
@@ -264,5 +265,17 @@ def differences(
     return [
         f"{key}: {show(saved, key)} -> {show(current, key)}"
         for key in keys
-        if saved.get(key, ...) != current.get(key, ...)
+        if class_name(saved.get(key, ...)) != class_name(current.get(key, ...))
     ]
+
+
+def class_name(value: Any) -> Any:
+    """A class of jaxnet by its name alone, without its module, which may have been another when it was saved.
+
+    Any other value is itself.
+
+    >>> class_name("jaxnet.training.loss.Pixels"), class_name("mine.Pixels"), class_name(3)
+    ('Pixels', 'mine.Pixels', 3)
+    """
+    ours = isinstance(value, str) and value.startswith("jaxnet.") and value.replace(".", "_").isidentifier()
+    return value.rpartition(".")[2] if ours else value

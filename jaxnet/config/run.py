@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxnet.comm import Strategy
 from jaxnet.ensembles import Ensemble
 from jaxnet.optimizer import Optimizer
 from jaxnet.tasks.augmentation import Augmentation
@@ -115,8 +116,9 @@ class Config:
         microbatches: parts that a device's share of a batch is taken in; gradients travel once.
         batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
             mean), of each host ('host'), or the whole ('global').
-        strategy: how gradients travel; `jaxnet strategies` lists them, and what 'NAME:key=value' can set.
-        bucket_bytes: instead of the strategy's own.
+        strategy: how gradients travel: a name (`jaxnet strategies` lists them, and what 'NAME:key=value' can set), or a
+            `comm.Strategy` of your own.
+        bucket_bytes: instead of the size of a named strategy's buckets.
         mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison; 'pieces' makes
             several programs of a step, which is the fastest across CPU hosts.
         shard_dense: dense layers, such as classifier_1 or classifier_*, whose kernels are cut over the devices of each
@@ -151,7 +153,7 @@ class Config:
     average_decay: float | None = None
     microbatches: int = 1
     batch_norm: Literal["local", "host", "global"] = "local"
-    strategy: str = "hierarchical"
+    strategy: str | Strategy = "hierarchical"
     bucket_bytes: int | None = None
     mode: Literal["auto", "shard_map", "jit", "pmap", "pieces"] = "auto"
     shard_dense: tuple[str, ...] = ()

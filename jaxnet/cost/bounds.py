@@ -12,16 +12,17 @@ import jax
 
 from jaxnet.comm import (
     AXES,
-    AxisSizes,
     Bucket,
     Collective,
+    Sharded,
     Strategy,
     all_reduce,
-    axes_size,
     bucketed,
     in_order,
+    scheduled,
     wire_bytes_per_axis,
 )
+from jaxnet.comm.reducer import AxisSizes, axes_size
 
 
 @dataclass(frozen=True)
@@ -183,23 +184,22 @@ def footprint(
 ) -> Footprint:
     """The traffic of `strategy` for gradients of these shapes, which backward produces in `order`."""
     reducer = strategy.reducer or BY_XLA
-    plan = in_order(order, reducer).plan(list(shapes), axis_sizes)
+    ordered = scheduled(strategy, order) or in_order(order, BY_XLA)
+    plan = ordered.plan(list(shapes), axis_sizes)
     if plan.buckets is None or not plan.buckets.buckets:
-        return Footprint(_schedule(strategy), plan.collectives, (), (order[0],))
+        return Footprint(strategy.when, plan.collectives, (), (order[0],))
     first, last = plan.buckets.buckets[0], plan.buckets.buckets[-1]
     return Footprint(
-        schedule=_schedule(strategy),
+        schedule=strategy.when,
         collectives=plan.collectives,
         last=reducer.plan([_whole(last, strategy, axis_sizes)], axis_sizes).collectives,
         first=tuple(dict.fromkeys(order[piece.leaf] for piece in first.pieces)),
     )
 
 
-def _schedule(strategy: Strategy) -> str:
-    return "xla" if strategy.reducer is None else strategy.schedule
-
-
 def _whole(bucket: Bucket, strategy: Strategy, axis_sizes: AxisSizes) -> jax.ShapeDtypeStruct:
     """A single leaf that fills `bucket`: planned alone, it says what that bucket sends, which a plan does not."""
-    devices = axes_size(strategy.sharded.axes, axis_sizes) if strategy.sharded else 1  # such a bucket holds a part
+    reducer = strategy.reducer
+    # A bucket of a sharded strategy holds one device's shard.
+    devices = axes_size(reducer.axes, axis_sizes) if isinstance(reducer, Sharded) else 1
     return jax.ShapeDtypeStruct((bucket.size * devices,), bucket.dtype)

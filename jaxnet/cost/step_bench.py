@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from jaxnet.comm import Strategy, named_strategy
+from jaxnet.comm import Averaging, Strategy, named_strategy
 from jaxnet.cost.bounds import Compute, Footprint, footprint
 from jaxnet.cost.collectives import link_peak
 from jaxnet.cost.rounds import interleave, wait_for_all
 from jaxnet.cost.shapes import byte_size
-from jaxnet.cost.steps import (
-    TimedProgram,
-    check_batch,
-    communication_only,
-    compute_only,
-    full_step,
-    order_of,
-    partial_gradient,
-)
+from jaxnet.cost.steps import TimedProgram, communication_only, compute_only, full_step, partial_gradient
 from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError
 
@@ -59,9 +50,9 @@ def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
         own = named_strategy(name, byte_size(size) if size else None)
     except ValueError as error:
         raise InputError(f"--strategy {label}: {error}") from None
-    if own.averaging is not None:
+    if isinstance(own.schedule, Averaging):
         raise InputError(
-            f"--strategy {label}: its steps are not alike, parameters travel in every {own.averaging.every}th; time "
+            f"--strategy {label}: its steps are not alike, parameters travel in every {own.schedule.every}th; time "
             "single steps of another strategy, and whole runs of this one with train.py"
         )
     if size or bucket_bytes is None:
@@ -181,7 +172,6 @@ class StepReport:
 def bench_steps(
     workload: Workload,
     strategies: Mapping[str, Strategy],
-    mesh: Mesh,
     rounds: int,
     steps: int,
     trace: Path | None = None,
@@ -190,11 +180,10 @@ def bench_steps(
 
     What is traced, into the directory `trace`, are steps after all that is timed.
     """
-    check_batch(workload, mesh)
-    order = order_of(workload)
+    mesh, order = workload.mesh, workload.order
     footprints = {label: footprint(workload.shapes, order, s, mesh.shape) for label, s in strategies.items()}
     used = dict.fromkeys(axes for print_ in footprints.values() for axes in print_.axes)
-    tasks = _tasks(workload, strategies, footprints, mesh)
+    tasks = _tasks(workload, strategies, footprints)
     before = {"+".join(axes): link_peak(mesh, axes) for axes in used}
     times = interleave(tasks, rounds, steps)
     peaks = {"+".join(axes): max(before["+".join(axes)], link_peak(mesh, axes)) for axes in used}
@@ -204,7 +193,7 @@ def bench_steps(
     base = median[next(iter(strategies)), "step"]
     return StepReport(
         workload=workload.name,
-        batch=workload.sizes.batch,
+        batch=workload.batch,
         mesh=dict(mesh.shape),
         rounds=rounds,
         steps_per_round=steps,
@@ -248,18 +237,17 @@ def make_figures(
 
 
 def _tasks(
-    workload: Workload, strategies: Mapping[str, Strategy], footprints: Mapping[str, Footprint], mesh: Mesh
+    workload: Workload, strategies: Mapping[str, Strategy], footprints: Mapping[str, Footprint]
 ) -> dict[_Key, TimedProgram]:
-    everything = range(len(workload.shapes))
     tasks: dict[_Key, TimedProgram] = {
-        _COMPUTE: compute_only(workload, mesh),
-        _GRADIENTS: partial_gradient(workload, everything, mesh),
-        _FORWARD: partial_gradient(workload, (), mesh),
+        _COMPUTE: compute_only(workload),
+        _GRADIENTS: partial_gradient(workload, range(len(workload.shapes))),
+        _FORWARD: partial_gradient(workload, ()),
     }
     for label, strategy in strategies.items():
-        tasks[label, "step"] = full_step(workload, strategy, mesh, pieces=in_pieces(label))
-        tasks[label, "communication"] = communication_only(workload, strategy, mesh)
-        tasks[label, "first"] = partial_gradient(workload, footprints[label].first, mesh)
+        tasks[label, "step"] = full_step(workload, strategy, pieces=in_pieces(label))
+        tasks[label, "communication"] = communication_only(workload, strategy)
+        tasks[label, "first"] = partial_gradient(workload, footprints[label].first)
     return tasks
 
 

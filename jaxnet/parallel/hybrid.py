@@ -259,7 +259,7 @@ def hybrid_strategy(
         order: in which the strategy will be given the leaves.
         bucket_bytes: of what is cut; None: 25 MiB.
     """
-    assert strategy.reducer is not None
+    assert isinstance(strategy.reducer, Reducer)
     flat = jax.tree.leaves(kinds)
     cut = [flat[index] != "whole" for index in order]
     if not any(cut):

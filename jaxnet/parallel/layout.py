@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxnet.comm import DEVICE, HOST, Strategy, mesh_size, replicated, rows_of, whole_of
+from jaxnet.comm import DEVICE, HOST, mesh_size, replicated, rows_of, whole_of
 from jaxnet.models import once_options
 from jaxnet.parallel.state import TrainState, state_shardings
 from jaxnet.tasks.classification import PyTree
@@ -139,38 +139,31 @@ def _mean_of_copies(leaf: jax.Array) -> jax.Array:
     return first[0, 0] + (leaf - first).mean((0, 1))
 
 
-def make_layout(
-    whole: TrainState,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-    strategy: Strategy,
-    *,
-    ensemble: bool = False,
-    cut: PyTree | None = None,
-) -> Layout:
-    """The layout of states of these shapes: parts or copies of what an update changes, if the strategy has them.
-
-    `cut` tells of each parameter whether it is 'whole' or cut by 'rows' or 'columns'.
-    """
+def sharded_kinds(whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool) -> TrainState:
+    """Kinds of a state whose parameters, their average and the optimizer's state are in parts."""
     kinds = jax.tree.map(lambda _: "whole", whole)
-    if cut is not None:
-        kinds = kinds._replace(
-            params=cut,
-            average=None if whole.average is None else cut,
-            optimizer=_follows_cut(optimizer, whole.params, cut),
-        )
-    if strategy.averaging is not None:
-        copies = {field: getattr(kinds, field) for field in ("params", "stats", "optimizer", "average")}
-        kinds = kinds._replace(**jax.tree.map(lambda _: "copy", copies))
-    axes = () if strategy.sharded is None else strategy.sharded.axes
-    if axes:
-        belongs = jax.tree.map(lambda _: "part", whole.params)
-        kinds = kinds._replace(
-            params=belongs,
-            average=None if whole.average is None else belongs,
-            optimizer=_follows_params(optimizer, whole.params, 1 if ensemble else 0),
-        )
-    return Layout(mesh, axes, whole, kinds, ensemble)
+    belongs = jax.tree.map(lambda _: "part", whole.params)
+    return kinds._replace(
+        params=belongs,
+        average=None if whole.average is None else belongs,
+        optimizer=_follows_params(optimizer, whole.params, 1 if ensemble else 0),
+    )
+
+
+def copied_kinds(whole: TrainState) -> TrainState:
+    """Kinds of a state of which each device has a copy of its own: all that an update changes."""
+    kinds = jax.tree.map(lambda _: "whole", whole)
+    copies = {field: getattr(kinds, field) for field in ("params", "stats", "optimizer", "average")}
+    return kinds._replace(**jax.tree.map(lambda _: "copy", copies))
+
+
+def cut_kinds(kinds: TrainState, whole: TrainState, optimizer: optax.GradientTransformation, cut: PyTree) -> TrainState:
+    """`kinds` where some parameters are cut by 'rows' or 'columns', and what belongs to them."""
+    return kinds._replace(
+        params=cut,
+        average=None if whole.average is None else cut,
+        optimizer=_follows_cut(optimizer, whole.params, cut),
+    )
 
 
 def _follows_params(optimizer: optax.GradientTransformation, params: PyTree, kept: int) -> PyTree:

@@ -1,25 +1,27 @@
-"""The step of the schedule 'local': each device updates parameters of its own, and now and then all take their mean."""
+"""The local form: each device updates a copy of its own, and every so many steps all take the mean.
+
+One step, on each device (all branches are taken by all devices alike, because the step number decides):
+
+1. the gradient of the device's own examples; in the first, synchronous steps the mean over all devices;
+2. the device's optimizer updates its own parameters;
+3. if a round ends: the mean of parameters, running averages and metrics takes their place. BMUF filters it first.
+"""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import Mesh
 
-from jaxnet.comm import (
-    AXES,
-    BOUND_AXES,
-    Averaging,
-    BlockFilter,
-    Collective,
-    Reducer,
-    Strategy,
-    same_along,
-    varying_axes,
-)
+from jaxnet.comm import AXES, Averaging, BlockFilter, Collective, Reducer, Strategy, mesh_size
+from jaxnet.comm.guards import same_along, varying_axes
+from jaxnet.comm.reducer import BOUND_AXES
+from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import (
     NOT_FINITE,
     SKIPPED,
@@ -31,6 +33,9 @@ from jaxnet.parallel.device_step import (
     update_state,
     warmed_decay,
 )
+from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, named_leaves
+from jaxnet.parallel.layout import Layout, copied_kinds
+from jaxnet.parallel.replicated import shard_mapped
 from jaxnet.parallel.state import TrainState
 from jaxnet.tasks.classification import Batch, LossFn, PyTree
 
@@ -65,22 +70,93 @@ class BlockFilterState(NamedTuple):
     delta: PyTree
 
 
-def local_optimizer(optimizer: optax.GradientTransformation, averaging: Averaging) -> optax.GradientTransformation:
-    """`optimizer`, with room in its state for what `averaging` remembers from round to round."""
-    if averaging.block is None:
-        return optimizer
+@dataclass(frozen=True)
+class LocalUpdate:
+    """See `Form`.
 
-    def init(params: PyTree) -> BlockFilterState:
-        # A copy, because every leaf of the state is donated and must be a buffer of its own.
-        return BlockFilterState(
-            optimizer.init(params), jax.tree.map(jnp.copy, params), jax.tree.map(jnp.zeros_like, params)
+    Raises:
+        ValueError: another mode than 'shard_map'.
+    """
+
+    strategy: Strategy
+    mesh: Mesh
+    options: StepOptions
+
+    def __post_init__(self) -> None:
+        if self.options.mode != "shard_map":
+            raise ValueError(
+                f"strategy {self.strategy.label!r} gives each device parameters of its own: it takes mode 'shard_map'"
+            )
+
+    @property
+    def averaging(self) -> Averaging:
+        """When devices take the mean, and what is done with it."""
+        assert isinstance(self.strategy.schedule, Averaging)
+        return self.strategy.schedule
+
+    @property
+    def round_steps(self) -> int:
+        """Steps between two means."""
+        return self.averaging.every
+
+    def agree_after(self, step: int) -> bool:
+        """In the synchronous steps, and where a round ends."""
+        return step <= self.averaging.synchronous_steps or step % self.averaging.every == 0
+
+    def reducer(self, params: PyTree = None) -> Reducer:
+        """What sums the parameters when a round ends."""
+        del params
+        assert isinstance(self.strategy.reducer, Reducer)
+        return self.strategy.reducer
+
+    def sharded_params(self, params: PyTree) -> ShardedParams | None:
+        """None: each device updates all parameters of its copy."""
+        del params
+        return None
+
+    def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The device's own optimizer, with room for what block filtering remembers from round to round."""
+        if self.averaging.block is None:
+            return optimizer
+
+        def init(params: PyTree) -> BlockFilterState:
+            # A copy, because every leaf of the state is donated and must be a buffer of its own.
+            anchor, delta = jax.tree.map(jnp.copy, params), jax.tree.map(jnp.zeros_like, params)
+            return BlockFilterState(optimizer.init(params), anchor, delta)
+
+        def update(grads: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, BlockFilterState]:
+            updates, own = optimizer.update(grads, state.own, params)
+            return updates, state._replace(own=own)
+
+        return optax.GradientTransformation(init, update)
+
+    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool = False) -> Layout:
+        """A copy on each device of all that an update changes."""
+        del optimizer
+        return Layout(self.mesh, (), whole, copied_kinds(whole), ensemble)
+
+    def step(self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout) -> jax.stages.Wrapped:
+        """One program for all steps, in which a round ends or not."""
+        options, devices = self.options, mesh_size(self.mesh)
+        step = local_step(
+            *(loss_fn, optimizer, self.averaging, self.reducer(), devices),
+            *(options.microbatches, options.average_decay),
+            skip=Skip() if options.skip else None,
         )
+        return shard_mapped(step, self.mesh, layout.specs)
 
-    def update(grads: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, BlockFilterState]:
-        updates, own = optimizer.update(grads, state.own, params)
-        return updates, state._replace(own=own)
-
-    return optax.GradientTransformation(init, update)
+    def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
+        """The means at the end of a round, and the synchronous steps before; each counts as often as it runs."""
+        averaging, reducer = self.averaging, self.reducer()
+        end = exchanged(layout.whole_shapes, averaging, traffic.metrics + self.options.skip)
+        means = reducer.plan(end, self.mesh.shape)
+        gradients: tuple[Collective, ...] = ()
+        if averaging.synchronous_steps:
+            gradients = reducer.plan(end._replace(optimizer=[]), self.mesh.shape).collectives
+        steps = traffic.total_steps
+        shares = (averaging.synchronous_share(steps),) * len(gradients)
+        shares += (averaging.averaging_share(steps),) * len(means.collectives)
+        return StepPlan(gradients + means.collectives, shares, named_leaves(end), means.buckets)
 
 
 def local_step(
@@ -201,16 +277,3 @@ def exchanged(state: TrainState, averaging: Averaging, metrics: int) -> Exchange
     scalars = [jax.ShapeDtypeStruct((), "float32")] * metrics
     own, _ = _parted(state.optimizer)
     return Exchange(state.params, state.stats, scalars, _floats(own) if averaging.with_optimizer else [])
-
-
-def local_plan(
-    strategy: Strategy, end: Exchange, total_steps: int, axis_sizes: Mapping[str, int]
-) -> tuple[tuple[Collective, ...], tuple[float, ...]]:
-    """The collectives of the step's program, where a round ends with `end`, and in what part of the steps each runs."""
-    averaging, reducer = strategy.averaging, strategy.reducer
-    assert averaging is not None
-    assert reducer is not None
-    means = reducer.plan(end, axis_sizes).collectives
-    gradients = reducer.plan(end._replace(optimizer=[]), axis_sizes).collectives if averaging.synchronous_steps else ()
-    shares = averaging.synchronous_share(total_steps), averaging.averaging_share(total_steps)
-    return gradients + means, (shares[0],) * len(gradients) + (shares[1],) * len(means)

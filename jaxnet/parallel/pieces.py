@@ -1,7 +1,15 @@
-"""The training step as several programs: those that compute, a sum for each message, and one that updates."""
+"""The pieces form: the replicated step as several programs, so that messages travel while others are computed.
+
+1. A program for each bucket computes what the bucket's gradients need, and ends when they are there.
+2. From a second thread, a program for each bucket sums it over the mesh, while the next piece computes.
+3. The last program takes all sums and updates the state.
+
+It is the fastest form between CPU hosts, where one program cannot overlap its own collectives (docs/design/pieces.md).
+"""
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -25,7 +33,11 @@ from jaxnet.comm import (
     replicated_arrays,
 )
 from jaxnet.models import network_options
+from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import SKIPPED, Metrics, Skip, example_keys, loss_gradient, one_message, update_state
+from jaxnet.parallel.form import StepOptions, StepPlan, Traffic
+from jaxnet.parallel.layout import Layout
+from jaxnet.parallel.replicated import Replicated
 from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
 from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
 
@@ -77,12 +89,9 @@ class LoweredPieces(NamedTuple):
 
 
 class PiecesStep:
-    """The step of mode 'pieces', used as a `jax.jit` function is; arguments as for `make_train_step`.
+    """`step(state, batch)`, compiled at its first call; `lower` gives the programs of a state and a batch.
 
     Metrics and running averages are one message more, the first: they are there when forward ends.
-
-    Raises:
-        ValueError: the strategy does not sum gradients message by message.
     """
 
     def __init__(
@@ -91,20 +100,18 @@ class PiecesStep:
         optimizer: optax.GradientTransformation,
         strategy: Strategy,
         mesh: Mesh,
-        order: Sequence[int] | None,
-        microbatches: int = 1,
-        average_decay: float | None = None,
-        skip: Skip | None = None,
+        options: StepOptions,
     ) -> None:
-        self._reducer = message_reducer(strategy)
+        assert isinstance(strategy.reducer, Reducer)
+        self._reducer = strategy.reducer
         self._at_once = strategy.schedule == "after"
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._mesh = mesh
-        self._order = order
-        self._microbatches = microbatches
-        self._average_decay = average_decay
-        self._skip = skip
+        self._order = options.order
+        self._microbatches = options.microbatches
+        self._average_decay = options.average_decay
+        self._skip = Skip() if options.skip else None
         self._compiled: CompiledPieces | None = None
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -153,9 +160,63 @@ class PiecesStep:
         return self._skip(update, state, (), grads, result.metrics)
 
 
-def message_reducer(strategy: Strategy) -> Reducer:
-    """The strategy's reducer, if the step can be in pieces."""
-    reducer = strategy.reducer
-    if reducer is None or reducer.message is None or strategy.schedule not in ("during", "after"):
-        raise ValueError(f"strategy {strategy.name!r} does not sum gradients message by message, as mode 'pieces' does")
-    return reducer
+def sums_by_message(strategy: Strategy) -> bool:
+    """Whether a strategy sums gradients message by message, as the step in pieces needs."""
+    return (
+        strategy.kind == "replicated" and isinstance(strategy.reducer, Reducer) and strategy.reducer.message is not None
+    )
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """See `Form`: all but the step is as in the replicated form.
+
+    Raises:
+        ValueError: the strategy does not sum gradients message by message.
+    """
+
+    strategy: Strategy
+    mesh: Mesh
+    options: StepOptions
+    round_steps = 1
+
+    def __post_init__(self) -> None:
+        if not sums_by_message(self.strategy):
+            raise ValueError(
+                f"strategy {self.strategy.label!r} does not sum gradients message by message, as mode 'pieces' does"
+            )
+
+    @property
+    def _whole(self) -> Replicated:
+        return Replicated(self.strategy, self.mesh, replace(self.options, mode="shard_map"))
+
+    def agree_after(self, step: int) -> bool:
+        """Always: metrics are means over all devices."""
+        return self._whole.agree_after(step)
+
+    def reducer(self, params: PyTree) -> Reducer | None:
+        """As in the replicated form."""
+        return self._whole.reducer(params)
+
+    def sharded_params(self, params: PyTree) -> ShardedParams | None:
+        """None: the optimizer sees whole parameters."""
+        return self._whole.sharded_params(params)
+
+    def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The optimizer as it is."""
+        return optimizer
+
+    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool = False) -> Layout:
+        """The whole state on every device."""
+        return self._whole.layout(whole, optimizer, ensemble=ensemble)
+
+    def step(
+        self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout | None = None
+    ) -> PiecesStep:
+        """Several programs, used as a `jax.jit` function is."""
+        del layout
+        return PiecesStep(loss_fn, optimizer, self.strategy, self.mesh, self.options)
+
+    def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
+        """As in the replicated form."""
+        return self._whole.plan(layout, traffic)

@@ -2,12 +2,14 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from jaxnet.errors import drop, say, spared
+from jaxnet.training.observer import Dispatched, Observer
 
 
 def show_warnings() -> None:
@@ -42,7 +44,7 @@ class _Console(Console):
         drop(self.file, BrokenPipeError())  # Rich would end the process, which is to save
 
 
-class Display:
+class Display(Observer):
     """Prints the lines of a run, and in a terminal keeps a progress bar below them. Use it in a `with` statement.
 
     Without a `bar` it prints lines alone: under mpirun a file looks like a terminal. A line that a full disk does not
@@ -72,17 +74,28 @@ class Display:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away; lines can still be printed."""
         if self._bar is not None:
             with spared(self._bar.console.file):
                 self._bar.stop()
+            self._bar = None
 
-    def advance(self, step: int) -> None:
-        """`step` steps have been dispatched."""
+    def after_step(self, dispatched: Dispatched) -> None:
+        """Move the bar."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step)
+            self._bar.update(self._task, completed=dispatched.step)
 
-    def training(self, step: int, values: dict[str, float]) -> None:
-        """Means over the last steps."""
+    def on_metrics(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        """Means over the last steps beside the bar, or in a line; an evaluation in a line."""
+        if split == "train":
+            self._training(step, values)
+        else:
+            self.say(f"{split} at step {step}: loss {values['loss']:.4f}  accuracy {values['accuracy']:.2%}")
+
+    def _training(self, step: int, values: Mapping[str, float]) -> None:
         rate, wait = values["examples_per_second"], values["data_wait_seconds"] / values["step_seconds"]
         news = (
             f"loss {values['loss']:.4f}  accuracy {values['accuracy']:6.2%}  {rate:,.0f} examples/s  "
@@ -93,10 +106,6 @@ class Display:
             return
         remaining = (self._total - step) * values["step_seconds"]
         self.say(f"step {step:>6}/{self._total}  {news}  {remaining:.0f} s left")
-
-    def evaluation(self, step: int, values: dict[str, float]) -> None:
-        """Loss and accuracy on the test split."""
-        self.say(f"test at step {step}: loss {values['loss']:.4f}  accuracy {values['accuracy']:.2%}")
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jaxnet.errors import InputError
 from jaxnet.report.goodput import Attempt, Goodput, RankTimes, attempt_json, goodput, read_ledger
+from jaxnet.training.observer import Dispatched, Observer
 from jaxnet.training.records import AppendOnlyFile, cut_half_line
 
 
@@ -28,7 +29,7 @@ def process_start() -> float:
     return time.time() - max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-class Ledger:
+class Ledger(Observer):
     """The time of one attempt, at any moment of one kind; written once it is opened, on the process that opens it.
 
     >>> ledger = Ledger()
@@ -75,22 +76,25 @@ class Ledger:
             self._count()
             self._kind = kind
 
-    def waited(self, seconds: float) -> None:
-        """Of the time of steps, so much was waiting for a batch."""
+    @contextlib.contextmanager
+    def aside(self, what: str, kind: str) -> Iterator[None]:
+        """See `during`."""
+        del what
+        with self.during(kind):
+            yield
+
+    def after_step(self, dispatched: Dispatched) -> None:
+        """Count the step; of its time, what was waiting for the batch is of its own kind."""
         with self._guard:
-            self._move("step", "data wait", seconds)
+            self._move("step", "data wait", dispatched.waited)
+            self._step = dispatched.step
 
     def began(self, step: int) -> None:
         """Training begins after `step` steps."""
         with self._guard:
             self._first = self._step = step
 
-    def reached(self, step: int) -> None:
-        """So many steps have been done in all."""
-        with self._guard:
-            self._step = step
-
-    def went_back(self, step: int) -> None:
+    def on_back(self, step: int) -> None:
         """The steps after `step` are done again, by this attempt."""
         with self._guard:
             self._count()

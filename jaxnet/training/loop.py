@@ -1,33 +1,25 @@
-"""The loop: batch, step, log, evaluate, save, stop on a signal."""
+"""The loop: batch, step, log, guard, evaluate, save, stop."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.checkpoints import FaultTolerantCheckpoints
-from jaxnet.config.keys import flatten
-from jaxnet.config.run import Config
-from jaxnet.data import Inputs
 from jaxnet.parallel.device_step import NOT_FINITE
 from jaxnet.parallel.state import TrainState
-from jaxnet.training.beginning import OWES_EVALUATION
-from jaxnet.training.display import Display
+from jaxnet.training.batches import BatchStream
 from jaxnet.training.guard import GuardCounts
-from jaxnet.training.inputs import Evaluate
-from jaxnet.training.ledger import Ledger
-from jaxnet.training.pacing import LogLine, Pace, Rates
-from jaxnet.training.peers import Peers
-from jaxnet.training.place import decoder
+from jaxnet.training.observer import Dispatched, Observer
+from jaxnet.training.pacing import LearningRates, LogLine, Pace
 from jaxnet.training.prepare import Experiment
-from jaxnet.training.profiling import ProfileWindow
-from jaxnet.training.records import MetricsWriter, NoMetricsWriter
-from jaxnet.training.recovery import BatchStream, Recovery
+from jaxnet.training.recovery import Recovery
 from jaxnet.training.stopping import StopSignal
-from jaxnet.training.watchdog import Watchdog
+
+Values = dict[str, Any]
+SaveFn = Callable[[TrainState, int, Values | None, bool], None]
 
 
 class Outcome(NamedTuple):
@@ -37,15 +29,15 @@ class Outcome(NamedTuple):
         state: the last.
         step: steps done in all.
         evaluation: the last; empty if there was none.
-        signal: name of the signal that stopped it, or None.
+        signal: what stopped it before the end, such as 'SIGTERM'; None if nothing did.
         seconds: spent on training steps.
-        waited: part of them in which a batch was made and the devices had nothing to do when it came.
+        waited: the part of them in which a batch was made and the devices had nothing to do when it came.
         met: steps skipped, loss spikes and rollbacks, since the first step of the run.
     """
 
     state: TrainState
     step: int
-    evaluation: dict[str, float]
+    evaluation: Values
     signal: str | None
     seconds: float
     waited: float
@@ -54,148 +46,137 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Loop:
-    """What surrounds the steps.
+    """Trains to the last step or to a signal.
 
     Attributes:
-        config: of the run.
-        experiment: of the run.
+        experiment: what is trained.
         step: the compiled step.
-        evaluate: loss and accuracy of a state on the test split.
-        checkpoints: where states are saved.
-        records: where metrics are written.
-        display: what a person sees.
-        profile: the window of steps to trace.
-        inputs: what the model takes and gives, saved with each state for who uses it later.
-        stop: tells when to stop before the end.
-        recovery: what is done about numbers that go wrong.
-        alarm: ends a run that hangs.
-        ledger: where the time goes.
-        peers: what the processes tell each other.
+        evaluate: a state's metrics on the test split, and what else to log with them.
+        save: `save(state, step, evaluation, owed)`: writes a checkpoint. `owed`: an evaluation is still to be made.
+        guard: what is done about numbers that go wrong.
+        observers: all that watches; see `Observer`.
     """
 
-    config: Config
     experiment: Experiment
     step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
-    evaluate: Evaluate
-    checkpoints: FaultTolerantCheckpoints
-    records: MetricsWriter | NoMetricsWriter
-    display: Display
-    profile: ProfileWindow
-    inputs: Inputs
-    stop: StopSignal
-    recovery: Recovery
-    alarm: Watchdog
-    ledger: Ledger
-    peers: Peers
+    evaluate: Callable[[TrainState], tuple[Values, Values]]
+    save: SaveFn
+    guard: Recovery
+    observers: Sequence[Observer]
+    _wanted: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._settings = flatten(self.config)
-        self._rates = Rates(self.experiment.learning_rate, self.config.log.every_steps)
-        self._pace = Pace(self.config.log.every_steps)  # last: its clock runs from here
+        every = self.experiment.config.log.every_steps
+        self._rates = LearningRates(self.experiment.learning_rate, every)
+        self._pace = Pace(every)  # last: its clock runs from here
 
-    def run(self, state: TrainState, batches: BatchStream, step: int, *, owes_evaluation: bool = False) -> Outcome:
-        """Train from `step` to the end or to a signal, and save the last state; first evaluate what a stop left out."""
-        config, total, evaluation = self.config, self.experiment.total_steps, {}
+    def run(
+        self, state: TrainState, batches: BatchStream, step: int, stop: StopSignal, *, owes_evaluation: bool = False
+    ) -> Outcome:
+        """Train on from `step`; first make the evaluation that an earlier stop left out."""
+        config, total, evaluation = self.experiment.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
-        with self.stop as stop, self.ledger.during("step"):
+        with stop:
             if owes_evaluation:
                 evaluation = self._evaluate(state, step)
-            stopped = step >= total
-            while not stopped:
+            finished = step >= total
+            while not finished:
+                # 1. One step.
                 state = self._one(state, batches, step)
                 step += 1
-                if back := self.recovery.must_go_back:
-                    state = self._gone_back(state, step)
-                signalled = stop.should_stop(step)
-                stopped = signalled or step == total
+
+                # 2. Too many steps skipped in a row: the last good state, with the count of steps that was reached.
+                if went_back := self.guard.must_go_back:
+                    state = self._rolled_back(state, step)
+
+                # 3. What is due: a stop is quick, so whoever continues makes up for its evaluation.
+                signalled = stop.should_stop(step) or self._wanted is not None
+                finished = signalled or step == total
                 due = step == total or _is_due(step, eval_every)
-                evaluated = due and (step == total or not signalled)  # a stop is quick; who continues evaluates
-                saving = stopped or evaluated or back or step % config.checkpoints.every_steps == 0
-                if (earlier := self._repaired(state, step, saving)) is not None:
-                    (state, step), stopped = earlier, signalled
-                    self.ledger.went_back(step)
+                evaluates = due and (step == total or not signalled)
+                saves = finished or evaluates or went_back or step % config.checkpoints.every_steps == 0
+
+                # 4. Devices that hold different states: back to the last checkpoint, of which all had the same.
+                if (earlier := self._repaired(state, step, saves)) is not None:
+                    (state, step), finished = earlier, signalled
+                    for observer in self.observers:
+                        observer.on_back(step)
                     batches.rewind(step)
                     continue
-                if evaluated:
+
+                # 5. Evaluate, then save: the checkpoint holds the evaluation's metrics.
+                if evaluates:
                     evaluation = self._evaluate(state, step)
-                if saving:
-                    self._save(state, step, evaluation if evaluated else None, owed=due and not evaluated)
+                if saves:
+                    self._save(state, step, evaluation if evaluates else None, owed=due and not evaluates)
             self._log(self._pace.drain(last=True))
-            self.recovery.drain()
-            self.alarm.ended(step)
-            self.profile.close()
-            with self.ledger.during("checkpoint"):
-                self.checkpoints.wait()
-            if step < total:
-                self.display.say(f"stopped by {stop.signal_name} after step {step}; run again to continue")
-        seconds, waited = self._pace.seconds, self._pace.waited
-        signal = stop.signal_name if step < total else None
-        return Outcome(state, step, evaluation, signal, seconds, waited, self.recovery.counts)
+            self.guard.drain()
+            for observer in self.observers:
+                observer.on_end(step)
+        reason = (stop.signal_name or self._wanted) if step < total else None
+        return Outcome(state, step, evaluation, reason, self._pace.seconds, self._pace.waited, self.guard.counts)
 
     def _one(self, state: TrainState, batches: BatchStream, step: int) -> TrainState:
-        self.profile.before(step)
+        for observer in self.observers:
+            observer.before_step(step)
         asked = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked if self._pace.is_idle() else 0.0
-        self.ledger.waited(waited)
         state, metrics = self.step(state, batch)
-        plain = {name: value for name, value in metrics.items() if name != NOT_FINITE}
-        self._log(self._pace.push(step + 1, plain, waited))
-        self.recovery.push(step + 1, metrics)
-        self.profile.after(step, state)
-        self.display.advance(step + 1)
-        self.alarm.stepped(step + 1)
-        self.ledger.reached(step + 1)
-        self.peers.own.stepped(self._pace.blocked)
+        scalars = {name: value for name, value in metrics.items() if name != NOT_FINITE}
+        # At most two steps are in flight: this waits for the one before, and logs what is done.
+        self._log(self._pace.push(step + 1, scalars, waited))
+        self.guard.push(step + 1, metrics)
+        dispatched = Dispatched(step + 1, state, metrics, waited, self._pace.blocked)
+        for observer in self.observers:
+            observer.after_step(dispatched)
         return state
 
     @contextlib.contextmanager
     def _aside(self, what: str, kind: str = "other") -> Iterator[None]:
-        """Inside, something is done that is no step; `kind` is that of the ledger."""
-        with self._pace.paused(), self.alarm.during(what), self.ledger.during(kind):
+        """Inside, something is done that is no step; all dispatched ones are logged first."""
+        self._log(self._pace.drain())
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._pace.paused())
+            for observer in self.observers:
+                stack.enter_context(observer.aside(what, kind))
             yield
-        self.peers.own.pause()
 
-    def _gone_back(self, state: TrainState, step: int) -> TrainState:
-        self._log(self._pace.drain())
+    def _rolled_back(self, state: TrainState, step: int) -> TrainState:
         with self._aside("a rollback"):
-            return self.recovery.gone_back(state, step)
+            return self.guard.gone_back(state, step)
 
-    def _repaired(self, state: TrainState, step: int, saving: bool) -> tuple[TrainState, int] | None:
-        if not self.recovery.asks(step, saving=saving):
+    def _repaired(self, state: TrainState, step: int, saves: bool) -> tuple[TrainState, int] | None:
+        if not self.guard.asks(step, saving=saves):
             return None
-        self._log(self._pace.drain())
         with self._aside("the comparison of devices"):
-            return self.recovery.repaired(state, step)
+            return self.guard.repaired(state, step)
+
+    def _evaluate(self, state: TrainState, step: int) -> Values:
+        with self._aside("an evaluation", "evaluation"):
+            result, notes = self.evaluate(state)
+        self._tell(step, "test", {**result, **notes})
+        return result
+
+    def _save(self, state: TrainState, step: int, evaluation: Values | None, *, owed: bool) -> None:
+        self._log(self._pace.drain())
+        self.guard.drain()
+        with self._aside("a checkpoint", "checkpoint"):
+            self.save(state, step, evaluation, owed)
 
     def _log(self, lines: Iterator[LogLine]) -> None:
         for step, values in lines:
             values |= {
-                "examples_per_second": self.config.batch_size / values["step_seconds"],
-                "learning_rate": self._rates(step - self.recovery.lag_at(step)),
+                "examples_per_second": self.experiment.config.batch_size / values["step_seconds"],
+                "learning_rate": self._rates(step - self.guard.lag_at(step)),
                 "epoch": step / self.experiment.steps_per_epoch,
             }
-            self.records.write(step, "train", values)
-            self.display.training(step, values)
-            self.peers.share()
+            self._tell(step, "train", values)
 
-    def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-        self._log(self._pace.drain())
-        with self._aside("an evaluation", "evaluation"):
-            result = self.evaluate(state)
-            damaged = self.peers.gather().damaged
-        self.records.write(step, "test", {**result, **({"damaged_records": damaged} if damaged else {})})
-        self.display.evaluation(step, result)
-        return result
-
-    def _save(self, state: TrainState, step: int, evaluation: dict[str, float] | None, *, owed: bool) -> None:
-        self._log(self._pace.drain())
-        self.recovery.drain()
-        with self._aside("a checkpoint", "checkpoint"):
-            said = {"config": self._settings, "inputs": self.inputs.as_json(), **decoder(self.config)}
-            extra = {**said, "next_step": step, "guard": self.recovery.past.to_save(), OWES_EVALUATION: owed}
-            whole = self.experiment.layout.whole(state)
-            self.checkpoints.save(step, whole, extra=extra, metrics=evaluation)
+    def _tell(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        for observer in self.observers:
+            if observer.on_metrics(step, split, values):
+                self._wanted = type(observer).__name__
 
 
 def _is_due(step: int, every: float) -> bool:

@@ -110,13 +110,13 @@ def _means(done: list[dict[str, Any]]) -> dict[str, float]:
 _AT_ONCE = 1024
 
 
-class Rates:
+class LearningRates:
     """`rates(update)` is the learning rate of update number `update`, from 1, as Optax counts them.
 
     They are computed by the thousand, `every` apart: what is dispatched to a device while steps are in flight waits for
     these, and so would the loop, at every line.
 
-    >>> rates = Rates(lambda step: 1.0 - step / 8, every=2)
+    >>> rates = LearningRates(lambda step: 1.0 - step / 8, every=2)
     >>> rates(2), rates(4), rates(5)
     (0.875, 0.625, 0.5)
     """

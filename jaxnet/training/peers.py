@@ -1,13 +1,14 @@
 """What the processes of a run tell each other beside the gradients: the time that each needs, and what each has met."""
 
+import contextlib
 import itertools
 import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -17,6 +18,7 @@ from jaxnet.cluster.start import Cluster
 from jaxnet.data import Source
 from jaxnet.report.goodput import RankTimes, Straggler, stragglers, times_from_json
 from jaxnet.training.ledger import Ledger
+from jaxnet.training.observer import Dispatched, Observer
 
 # ---- What a process needs for a step by itself, beside what all wait for together ---------------------
 
@@ -39,7 +41,7 @@ class StepClock:
         self._before: tuple[float, float, float] | None = None
 
     def pause(self) -> None:
-        """What is done until the next step has ended is none."""
+        """Exclude the time until the next step ends."""
         self._before = None
 
     def stepped(self, waited: float) -> None:
@@ -74,7 +76,7 @@ class PeerReport(NamedTuple):
     damaged: int
 
 
-class Peers:
+class Peers(Observer):
     """One process's side of that. No device takes part, and no step waits for it.
 
     Attributes:
@@ -94,16 +96,31 @@ class Peers:
         ledger: Ledger,
         say: Callable[[str], None],
     ) -> None:
-        self.own = StepClock(computes=jax.default_backend() == "cpu" and cluster.ranks is None)
+        self.own = StepClock(computes=jax.default_backend() == "cpu" and cluster.mpi is None)
         self._cluster, self._source = cluster, source
         self._ledger, self._say = ledger, say
         self._folder = f"jaxnet/times/{next(_created)}"
         self._due = 0.0
         self._named: set[tuple[int, str]] = set()
 
+    def after_step(self, dispatched: Dispatched) -> None:
+        """Read the clocks."""
+        self.own.stepped(dispatched.blocked)
+
+    @contextlib.contextmanager
+    def aside(self, what: str, kind: str) -> Iterator[None]:
+        """The time inside belongs to no step."""
+        yield
+        self.own.pause()
+
+    def on_metrics(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        """Share the times now and then."""
+        if split == "train":
+            self.share()
+
     def share(self) -> None:
         """Now and then tell the own times; process 0 looks at those that are there. With MPI all would have to meet."""
-        alone = self._cluster.process_count == 1 or self._cluster.ranks is not None
+        alone = self._cluster.process_count == 1 or self._cluster.mpi is not None
         if alone or time.monotonic() < self._due or (own := self._times()) is None:
             return
         self._due = time.monotonic() + _EVERY_SECONDS

@@ -1,62 +1,112 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import Mesh
 
-from jaxnet.comm import Bucket, BucketPlan, Check, KiB, MiB, Sharded, mesh_size, stacked_filled, wire_bytes_per_axis
+from jaxnet.comm import Bucket, Check, KiB, MiB, stacked_filled, verify, wire_bytes_per_axis
 from jaxnet.cost.bounds import BY_XLA
-from jaxnet.training.prepare import Experiment
 
-PyTree = Any
+if TYPE_CHECKING:
+    from jaxnet.training.prepare import Experiment
 
 _WHEN = {
+    "xla": "as XLA decides",
     "deferred": "in parts, gathered by the next forward",
     "local": "the mean of the parameters every {every} steps",
 }
 
 
-def plan_json(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> dict[str, Any]:
-    """The plan as plain JSON values; with `check`, also the collectives found in the compiled program."""
-    leaves = jax.tree.leaves(_params(experiment))
-    members = leaves[0].shape[0] if experiment.layout.ensemble else 1
-    report: dict[str, Any] = {
-        "strategy": experiment.strategy.name,
-        "schedule": experiment.strategy.schedule,
-        "mode": experiment.mode,
-        "mesh": experiment.mesh_over_ranks(mesh),
-        "leaves": len(leaves),
-        "members": members,
-        "gradient_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
-        "cut": {f"{layer.path}/kernel": layer.cut for layer in experiment.layers},
-        "buckets": [],
-        "every": 1 if experiment.strategy.averaging is None else experiment.strategy.averaging.every,
-        "wire_bytes_per_axis": _sent(experiment),
-        "wire_bytes_per_step": wire_bytes_per_step(experiment, mesh),
-        "planned": [_collective(c.kind, c.axes, c.dtype, c.elements) for c in experiment.planned],
-    }
-    buckets = bucket_plan(experiment, mesh)
-    if buckets is not None:
-        parts = mesh_size(mesh) if isinstance(experiment.reducer, Sharded) else 1
-        names, sizes = leaf_names(experiment), [leaf.size for _, leaf in _numbered(experiment)]
-        report["buckets"] = [_bucket(bucket, parts, members, sizes, names) for bucket in buckets.buckets]
-    if check is not None:
-        report["verified"] = check.ok
-        report["found"] = [
-            {"kind": f.kind, "arrays": [list(a) for a in f.arrays], "compute_before": f.compute_before}
-            for f in check.found
-        ]
-    return report
+@dataclass(frozen=True)
+class Plan:
+    """What a training step sends, and with `check` what the compiled program holds of it. Prints as tables.
+
+    Attributes:
+        experiment: whose step it is.
+        check: the plan against the compiled program; None: it was not compiled.
+    """
+
+    experiment: "Experiment"
+    check: Check | None = None
+
+    @property
+    def buckets(self) -> list[dict[str, Any]]:
+        """Each message: bytes, elements, padding, dtype, leaves; empty if XLA reduces."""
+        experiment, sends = self.experiment, self.experiment.sends
+        if sends.buckets is None:
+            return []
+        names, sizes = zip(*((name, leaf.size) for name, leaf in sends.leaves), strict=True)
+        return [_bucket(bucket, sends.shards, _members(experiment), sizes, names) for bucket in sends.buckets.buckets]
+
+    @property
+    def wire_bytes_per_axis(self) -> dict[str, int]:
+        """Bytes that the busiest device sends over each axis in a step, in the mean over the run's steps."""
+        return wire_bytes_per_axis(self.experiment.sends.collectives, self.experiment.sends.shares)
+
+    @property
+    def wire_bytes_per_step(self) -> int:
+        """The sum over all axes. If XLA reduces: the bytes of a ring all-reduce of each gradient."""
+        if self.experiment.strategy.kind == "xla":
+            params = self.experiment.layout.whole_shapes.params
+            by_xla = BY_XLA.plan(params, self.experiment.mesh.shape).collectives
+            return sum(wire_bytes_per_axis(by_xla).values())
+        return sum(self.wire_bytes_per_axis.values())
+
+    def verified(self) -> "Plan":
+        """The same beside the compiled program: compiles the step."""
+        experiment = self.experiment
+        compiled = experiment.step.lower(experiment.layout.shapes, experiment.batch_shapes).compile()
+        return Plan(experiment, verify(compiled.as_text() or "", experiment.sends.collectives, experiment.mesh.shape))
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as plain JSON values; with a check, also the collectives found in the compiled program."""
+        experiment = self.experiment
+        leaves = jax.tree.leaves(experiment.layout.whole_shapes.params)
+        report: dict[str, Any] = {
+            "strategy": experiment.strategy.label,
+            "expression": experiment.strategy.expression,
+            "schedule": experiment.strategy.when,
+            "mode": experiment.form.options.mode,
+            "mesh": experiment.axis_sizes,
+            "leaves": len(leaves),
+            "members": _members(experiment),
+            "gradient_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+            "cut": {f"{layer.path}/kernel": layer.cut for layer in experiment.layers},
+            "buckets": self.buckets,
+            "every": experiment.form.round_steps,
+            "wire_bytes_per_axis": self.wire_bytes_per_axis,
+            "wire_bytes_per_step": self.wire_bytes_per_step,
+            "planned": [_collective(c.kind, c.axes, c.dtype, c.elements) for c in experiment.sends.collectives],
+        }
+        if self.check is not None:
+            report["verified"] = self.check.ok
+            report["found"] = [
+                {"kind": f.kind, "arrays": [list(a) for a in f.arrays], "compute_before": f.compute_before}
+                for f in self.check.found
+            ]
+        return report
+
+    def summary(self) -> str:
+        """One line: what travels when, on which mesh."""
+        return next(_lines(self.as_json(), None))
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self.as_json(), self.check))
+
+    __repr__ = __str__
 
 
-def _params(experiment: Experiment) -> PyTree:
-    return experiment.layout.whole_shapes.params
+def _members(experiment: "Experiment") -> int:
+    if not experiment.layout.ensemble:
+        return 1
+    members: int = jax.tree.leaves(experiment.layout.whole_shapes.params)[0].shape[0]
+    return members
 
 
 def _bucket(bucket: Bucket, parts: int, members: int, sizes: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
-    """A message; where the plan is of one device's part, that of all `parts`, in which each leaf may end in zeros."""
+    """A message; where the plan is of one device's shard, that of all `parts`, in which each leaf may end in zeros."""
     elements = sum(
         stacked_filled(sizes[piece.leaf], members, parts, piece.start, piece.size) for piece in bucket.pieces
     )
@@ -73,47 +123,6 @@ def _collective(kind: str, axes: Sequence[str], dtype: str, elements: int) -> di
     return {"kind": kind, "axes": list(axes), "dtype": dtype, "elements": elements}
 
 
-def bucket_plan(experiment: Experiment, mesh: Mesh) -> BucketPlan | None:
-    """How leaves map to buckets; None if XLA reduces."""
-    if experiment.reducer is None:
-        return None
-    travels = _params(experiment) if experiment.exchange is None else experiment.exchange
-    return experiment.reducer.plan(travels, mesh.shape).buckets
-
-
-def leaf_names(experiment: Experiment) -> list[str]:
-    """Paths of the leaves that travel, as a bucket plan numbers them: in backward order, if they are gradients."""
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in _numbered(experiment)]
-
-
-def _numbered(experiment: Experiment) -> list[tuple[Any, jax.ShapeDtypeStruct]]:
-    """Paths and leaves of what travels."""
-    if experiment.exchange is not None:
-        return list(jax.tree.leaves_with_path(experiment.exchange))
-    leaves = jax.tree.leaves_with_path(_params(experiment))
-    return [leaves[index] for index in experiment.order]
-
-
-def _sent(experiment: Experiment) -> dict[str, int]:
-    """Bytes that the busiest device sends over each axis in a step, in the mean over the run's steps."""
-    return wire_bytes_per_axis(experiment.planned, experiment.shares)
-
-
-def wire_bytes_per_step(experiment: Experiment, mesh: Mesh) -> int:
-    """Bytes that the busiest device sends in a step, in the mean over the run's steps.
-
-    If XLA reduces: those of a ring all-reduce of each gradient.
-    """
-    if experiment.reducer is not None:
-        return sum(_sent(experiment).values())
-    return sum(wire_bytes_per_axis(BY_XLA.plan(_params(experiment), mesh.shape).collectives).values())
-
-
-def plan_text(experiment: Experiment, mesh: Mesh, check: Check | None = None) -> str:
-    """The plan in a few tables."""
-    return "\n".join(_lines(plan_json(experiment, mesh, check), check))
-
-
 def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
     mesh = " x ".join(_counted(size, axis) for axis, size in report["mesh"].items())
     together = f" of {report['members']} members" if report["members"] > 1 else ""
@@ -122,6 +131,8 @@ def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
         f"strategy {report['strategy']} ({when}), mode {report['mode']}, mesh {mesh}: "
         f"{report['leaves']} leaves{together}, {size_text(report['gradient_bytes'])} of gradients"
     )
+    if report["schedule"] != "xla" and report["expression"] != report["strategy"]:
+        yield report["expression"]
     for name, cut in report["cut"].items():
         yield f"{name} is cut by {cut} over the devices of a host: activations travel, its gradient does not leave them"
     if report["buckets"]:

@@ -1,11 +1,19 @@
-"""From a Config to everything that training needs, as shapes and functions; no array is made here."""
+"""From a Config to everything that training needs: shapes, functions, a plan. No array is made here.
+
+experiment = prepare(config)
+state = experiment.init()
+for batch in experiment.batches():
+    state, metrics = experiment.step(state, batch)
+experiment.evaluate(state)
+"""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,81 +25,41 @@ from jaxnet.comm import (
     DEVICE,
     HOST,
     AllReduce,
-    Collective,
-    Reducer,
-    Sharded,
     Strategy,
     all_reduce,
     backward_order,
     mesh_size,
     mpi_all_reduce,
     mpi_world,
-    named_strategy,
-    scheduled,
     split_by_example,
-    stacked_shards,
 )
 from jaxnet.config.check import check_config, check_fit, check_model, check_test_images, strategy_of
 from jaxnet.config.run import Config
-from jaxnet.data import Source
-from jaxnet.ensembles import ensemble_loss, ensemble_model, ensemble_optimizer
+from jaxnet.cost.workloads import Workload
+from jaxnet.data import Source, eval_batches, open_split, placed
+from jaxnet.ensembles import (
+    ensemble_loss,
+    ensemble_model,
+    ensemble_optimizer,
+    evaluate_ensemble,
+    make_ensemble_eval_step,
+)
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, abstract_variables, from_linen
 from jaxnet.optimizer import ShardedParams, learning_rate, make_optimizer, multipliers, optimizer_plan
-from jaxnet.parallel.device_step import guard_plan, mean_plan, one_message
-from jaxnet.parallel.hybrid import ShardedDense, hybrid_strategy, layers_plan, param_kinds, sharded_layers, with_sharded
+from jaxnet.parallel import Form, Mode, Step, StepOptions, StepPlan, Traffic, form_of
+from jaxnet.parallel.hybrid import ShardedDense, sharded_layers, with_sharded
 from jaxnet.parallel.initial import initial_values
-from jaxnet.parallel.layout import Layout, make_layout
-from jaxnet.parallel.local import Exchange, exchanged, local_optimizer, local_plan
+from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState, first_state, needs_scale
-from jaxnet.parallel.step import Mode, Step, StepOptions, make_train_step, scheduled_parts
-from jaxnet.tasks.classification import LossFn, classification_loss
+from jaxnet.tasks.classification import LossFn, classification_loss, evaluate, make_eval_step
+from jaxnet.training.batches import BatchStream, batch_stream
+from jaxnet.training.plan import Plan
+from jaxnet.training.processes import ProcessGroup, join
 from jaxnet.training.resolutions import Phase, batch_shapes_at, check_resolutions, phases_of
 
-# ---- What the program of a training step will send: its plan, before it is compiled -------------------
-
-
-_METRICS = 2  # loss and accuracy
-
-
-class StepPlan(NamedTuple):
-    """Collectives of a step; the attributes are those of `Experiment`."""
-
-    planned: tuple[Collective, ...]
-    shares: tuple[float, ...]
-    exchange: Exchange | None
-
-
-def step_plan(
-    config: Config,
-    strategy: Strategy,
-    travels: Reducer | Sharded | None,
-    layout: Layout,
-    total_steps: int,
-    mesh: Mesh,
-    sums: AllReduce,
-    layers: Sequence[ShardedDense],
-) -> StepPlan:
-    """The plan of a step with this strategy, whose states lie so; `travels` is its reducer, or None if XLA sums."""
-    state = layout.whole_shapes
-    if strategy.averaging is not None:
-        exchange = exchanged(state, strategy.averaging, _METRICS + config.guard.skip)
-        return StepPlan(*local_plan(strategy, exchange, total_steps, mesh.shape), exchange)
-    if travels is None:
-        return StepPlan((), (), None)
-    merged = None if config.batch_norm == "global" else state.stats  # running averages that differ between devices
-    planned = travels.plan(state.params, mesh.shape).collectives
-    planned += mean_plan(merged, _METRICS, mesh.shape, one_message(sums))
-    if axes := AXES if strategy.sharded is not None else layout.cut_axes:
-        norms = optimizer_plan(config.optimizer, ShardedParams(state.params, axes), mesh.shape)
-        planned += tuple(dataclasses.replace(norm, elements=norm.elements * config.ensemble.members) for norm in norms)
-        planned += guard_plan(state.params, axes, mesh.shape) if config.guard.skip else ()
-    examples = config.batch_size // mesh_size(mesh)
-    in_layers, times = layers_plan(layers, examples, config.microbatches, mesh.shape)
-    return StepPlan(planned + in_layers, (1.0,) * len(planned) + times, None)
-
-
 PyTree = Any
+_METRICS = 2  # loss and accuracy
 
 
 @dataclass(frozen=True)
@@ -99,49 +67,54 @@ class Experiment:
     """A run before it has any arrays.
 
     Attributes:
+        config: of the run.
+        processes: that take part, with their mesh.
+        source: the training examples.
         model: as it is evaluated; of an ensemble, all members as one.
         optimizer: the Optax transformation.
         learning_rate: as a function of the step.
-        strategy: how gradients travel.
-        ranks: processes that MPI joins, each with a mesh of its own; else 1.
-        reducer: the strategy's, scheduled and in backward order, or its parts; None if XLA reduces.
-        order: leaves in the order in which backward produces them.
-        mode: of the step.
-        step: the training step, not yet compiled.
+        form: the strategy's step on this mesh: its options, its layout, its plan.
+        layout: how states lie on the mesh between steps.
+        step: `step(state, batch) -> (state, metrics)`, not yet compiled.
+        sends: what the step's program sends.
         total_steps: of the whole run.
         steps_per_epoch: batches in one pass, a fraction where they do not divide.
-        layout: how states lie on the mesh between steps.
-        state_shapes: of the train state that the step takes, without shardings.
-        batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
         phases: parts of the run, each with images of one size.
-        planned: collectives of one step's program; empty if XLA reduces.
-        shares: for each of them, how often a step sends it, in the mean over the run's steps: once, but for a 'local'
-            schedule and in the loop over microbatches.
-        exchange: shapes of what a 'local' schedule sends at the end of a round; None for the others.
+        batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
         layers: dense layers whose kernels are cut over the devices of a host.
-        first_state: makes the state before the first step.
     """
 
+    config: Config
+    processes: ProcessGroup
+    source: Source
     model: Model
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
-    strategy: Strategy
-    ranks: int
-    reducer: Reducer | Sharded | None
-    order: tuple[int, ...]
-    mode: Mode
+    form: Form
+    layout: Layout
     step: Step
+    sends: StepPlan
     total_steps: int
     steps_per_epoch: float
-    layout: Layout
-    state_shapes: TrainState
-    batch_shapes: dict[str, jax.ShapeDtypeStruct]
     phases: tuple[Phase, ...]
-    planned: tuple[Collective, ...]
-    shares: tuple[float, ...]
-    exchange: Exchange | None
+    batch_shapes: dict[str, jax.ShapeDtypeStruct]
     layers: tuple[ShardedDense, ...]
-    first_state: Callable[[], TrainState]
+    _make_first: Callable[..., TrainState]
+
+    @property
+    def mesh(self) -> Mesh:
+        """Axes ('host', 'device')."""
+        return self.processes.mesh
+
+    @property
+    def strategy(self) -> Strategy:
+        """How gradients travel."""
+        return self.form.strategy
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Sizes of the axes of the whole run, in which ranks of MPI are hosts."""
+        return {**self.mesh.shape, HOST: self.mesh.shape[HOST] * self.form.options.ranks}
 
     @property
     def variables(self) -> Variables:
@@ -149,107 +122,124 @@ class Experiment:
         whole = self.layout.whole_shapes
         return Variables(whole.params, whole.stats)
 
-    def mesh_over_ranks(self, mesh: Mesh) -> dict[str, int]:
-        """Sizes of the axes of the whole run, in which ranks of MPI are hosts."""
-        return {**mesh.shape, HOST: mesh.shape[HOST] * self.ranks}
+    @property
+    def plan(self) -> Plan:
+        """What a step sends, to be printed: buckets, and bytes over each axis."""
+        return Plan(self)
+
+    def init(self) -> TrainState:
+        """The state before the first step, made on the mesh."""
+        weights = self.config.initial_weights
+        given = [] if weights is None else [initial_values(Path(weights), self._single_variables)]
+        return self.layout.make(self._make_first, *given)
+
+    @property
+    def _single_variables(self) -> Variables:
+        """Shapes of one network's variables, which a file of weights holds."""
+        if not self.config.ensemble.on:
+            return self.variables
+        one: Variables = jax.tree.map(lambda leaf: leaf.update(shape=leaf.shape[1:]), self.variables)
+        return one
+
+    def batches(self, step: int = 0) -> BatchStream:
+        """Training batches after `step` steps, without end."""
+        processes = self.processes
+        return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step)
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Loss and accuracy on the test split: every example counts once, on any number of devices."""
+        return self._evaluate(state)
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable[[TrainState], dict[str, float]]:
+        return make_evaluate(self, open_split(self.config.data, "test"))
 
 
-def prepare(config: Config, mesh: Mesh, source: Source, tests: Source | None = None) -> Experiment:
-    """Everything but arrays, or an InputError that names the key to change; `tests` is for checks alone."""
+def prepare(
+    config: Config,
+    mesh: Mesh | None = None,
+    *,
+    processes: ProcessGroup | None = None,
+    source: Source | None = None,
+    tests: Source | None = None,
+    all_reduce: AllReduce = all_reduce,
+) -> Experiment:
+    """Everything but arrays, for a run of `config`.
+
+    Args:
+        config: of the run.
+        mesh: axes ('host', 'device'); None: over the devices of all processes, which are joined first.
+        processes: those that are joined already, with their mesh.
+        source: the training examples; None: those of the config.
+        tests: the test examples, for checks alone.
+        all_reduce: sums metrics over devices, but where MPI does.
+
+    Raises:
+        InputError: the config cannot run; the message names the key to change.
+    """
+    # ---- Strategy: resolved once, and passed on ------------------------------------------------------------
     check_config(config)
-    strategy, mode, sums, ranks = _transport(config, mesh)
+    processes = processes or join(config, mesh)
+    mesh = processes.mesh
+    strategy, mode, sums, ranks = _transport(config, mesh, all_reduce)
+
+    # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
+    source = source or open_split(config.data, "train")
     check_fit(config, mesh, source, ranks)
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
-    model = as_model(config.model)
     phases = phases_of(config.resolutions, total_steps)
     of_data = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
     batch_shapes = batch_shapes_at(of_data, phases[-1].size)
     image_shape = config.pixels.shape(source.image_shape)
+
+    # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
+    model = as_model(config.model)
     variables = _checked_variables(config, model, source, tests, phases)
     order = _order(_loss(config, model), variables, batch_shapes)
-    parts = None if strategy.sharded is None else ShardedParams(variables.params, AXES)
     layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])
-    cut = param_kinds(variables.params, layers) if layers else None
-    if cut is not None:
-        parts = ShardedParams(variables.params, (DEVICE,))
-        strategy = hybrid_strategy(strategy, cut, order, config.bucket_bytes)
-    optimizer, rate = _optimizer(config, strategy, parts, total_steps, steps_per_epoch)
+
+    # ---- Form: what the strategy makes of state, optimizer, step and plan ----------------------------------
+    options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks, config.guard.skip)
     members = config.ensemble.members if config.ensemble.on else None
+    form = form_of(
+        *(strategy, mesh, options),
+        layers=layers,
+        bucket_bytes=config.bucket_bytes,
+        ensemble=members is not None,
+    )
+    shards = form.sharded_params(variables.params)
+    optimizer, rate = _optimizer(config, form, shards, total_steps, steps_per_epoch)
     if members is not None:
         model = ensemble_model(model, members)
-        strategy = dataclasses.replace(strategy, sharded=strategy.sharded and stacked_shards(strategy.sharded))
-    # Parameters are all there when they are averaged: their order means nothing.
-    reducer = scheduled(strategy, order) if strategy.averaging is None else strategy.reducer
-    travels = scheduled_parts(strategy, order) or reducer
     make_first = functools.partial(
         first_state,
-        *(model, optimizer, reducer, mesh, image_shape, config.seed),
+        *(model, optimizer, form.reducer(variables.params), mesh, image_shape, config.seed),
         averaged=config.average_decay is not None,
         scaled=needs_scale(config.model),
         members=members,
     )
-    layout = make_layout(jax.eval_shape(make_first), optimizer, mesh, strategy, ensemble=config.ensemble.on, cut=cut)
-    options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks, config.guard.skip)
-    step = make_train_step(_step_loss(config, mode, layers), optimizer, strategy, mesh, options, layout)
-    sent = step_plan(config, strategy, travels, layout, total_steps, mesh, sums, layers)
-    return Experiment(
-        model=model,
-        optimizer=optimizer,
-        learning_rate=rate,
-        strategy=strategy,
-        ranks=ranks,
-        reducer=travels,
-        order=order,
-        mode=mode,
-        step=step,
+    layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
+    step = form.step(_step_loss(config, mode, layers), optimizer, layout)
+    traffic = Traffic(
+        metrics=_METRICS,
+        averages=config.batch_norm != "global",
+        norms=functools.partial(_norms, config, mesh),
         total_steps=total_steps,
-        steps_per_epoch=steps_per_epoch,
-        layout=layout,
-        state_shapes=layout.shapes,
-        batch_shapes=batch_shapes,
-        phases=phases,
-        planned=sent.planned,
-        shares=sent.shares,
-        exchange=sent.exchange,
-        layers=layers,
-        first_state=functools.partial(_first_state, layout, make_first, config.initial_weights, variables),
+        examples=config.batch_size // mesh_size(mesh),
+    )
+    return Experiment(
+        *(config, processes, source, model, optimizer, rate, form, layout, step, form.plan(layout, traffic)),
+        *(total_steps, steps_per_epoch, phases, batch_shapes, layers, make_first),
     )
 
 
-def _transport(config: Config, mesh: Mesh) -> tuple[Strategy, Mode, AllReduce, int]:
-    """Strategy and mode, how a strategy sums across hosts, and the processes that MPI joins."""
-    strategy, mode = strategy_of(config)
+def _transport(config: Config, mesh: Mesh, sums: AllReduce) -> tuple[Strategy, Mode, AllReduce, int]:
+    """Strategy and mode, how the step sums metrics across hosts, and the processes that MPI joins."""
     if config.transport != "mpi":
-        return strategy, mode, all_reduce, 1
+        return *strategy_of(config), sums, 1
     ranks = _ranks(mesh)
-    return named_strategy(config.strategy, config.bucket_bytes, mpi_all_reduce), mode, mpi_all_reduce, ranks
-
-
-def _optimizer(
-    config: Config, strategy: Strategy, parts: ShardedParams | None, total_steps: int, steps_per_epoch: float
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The run's optimizer and its learning rate; of an ensemble, that of all members and the first one's."""
-    recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(config.optimizer)]
-    optimizer = make_optimizer(recipes[0], total_steps, parts)
-    if config.ensemble.on:
-        optimizer = ensemble_optimizer(recipes, total_steps, parts)
-    if strategy.averaging is not None:
-        optimizer = local_optimizer(optimizer, strategy.averaging)
-    return optimizer, learning_rate(recipes[0], total_steps)
-
-
-def _step_loss(config: Config, mode: Mode, layers: tuple[ShardedDense, ...]) -> LossFn:
-    """The loss that a step trains with: of the network as devices share it, or of all members of an ensemble."""
-    shared = as_model(config.model, () if mode == "jit" else norm_axes(config))
-    loss = _loss(config, with_sharded(shared, layers))
-    return ensemble_loss(loss, config.ensemble.members) if config.ensemble.on else loss
-
-
-def _first_state(
-    layout: Layout, make: Callable[..., TrainState], weights: str | None, variables: Variables
-) -> TrainState:
-    return layout.make(make) if weights is None else layout.make(make, initial_values(Path(weights), variables))
+    return *strategy_of(config, mpi_all_reduce), mpi_all_reduce, ranks
 
 
 def _ranks(mesh: Mesh) -> int:
@@ -260,6 +250,30 @@ def _ranks(mesh: Mesh) -> int:
         return int(mpi_world().size)
     except (ImportError, RuntimeError) as error:
         raise InputError(f"transport=mpi: {error}") from None
+
+
+def _optimizer(
+    config: Config, form: Form, shards: ShardedParams | None, total_steps: int, steps_per_epoch: float
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The run's optimizer and its learning rate; of an ensemble, that of all members and the first one's."""
+    recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(config.optimizer)]
+    optimizer = make_optimizer(recipes[0], total_steps, shards)
+    if config.ensemble.on:
+        optimizer = ensemble_optimizer(recipes, total_steps, shards)
+    return form.optimizer(optimizer), learning_rate(recipes[0], total_steps)
+
+
+def _norms(config: Config, mesh: Mesh, shards: ShardedParams) -> Any:
+    """The collectives by which an optimizer of shards knows norms; of an ensemble, those of each member."""
+    norms = optimizer_plan(config.optimizer, shards, mesh.shape)
+    return tuple(dataclasses.replace(norm, elements=norm.elements * config.ensemble.members) for norm in norms)
+
+
+def _step_loss(config: Config, mode: Mode, layers: tuple[ShardedDense, ...]) -> LossFn:
+    """The loss that a step trains with: of the network as devices share it, or of all members of an ensemble."""
+    shared = as_model(config.model, () if mode == "jit" else norm_axes(config))
+    loss = _loss(config, with_sharded(shared, layers))
+    return ensemble_loss(loss, config.ensemble.members) if config.ensemble.on else loss
 
 
 def as_model(model: nn.Module | Model, axes: tuple[str, ...] = ()) -> Model:
@@ -315,3 +329,39 @@ def _order(loss_fn: LossFn, variables: Variables, batch: dict[str, jax.ShapeDtyp
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch["id"].shape[0]))
     gradient = jax.grad(loss_fn, has_aux=True)
     return backward_order(lambda *args: gradient(*args)[0], *variables, batch, keys)
+
+
+def make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState], dict[str, float]]:
+    """A function of a state: its loss and accuracy on all of `tests`, each example counted once."""
+    config, mesh, ensemble = experiment.config, experiment.mesh, experiment.config.ensemble.on
+    ranks = experiment.processes.cluster.mpi
+    step = (make_ensemble_eval_step if ensemble else make_eval_step)(experiment.model, config.pixels, mesh)
+    across = [ranks.totals] if ranks else []
+
+    def of_state(state: TrainState) -> dict[str, float]:
+        batches = eval_batches(tests, batch_size=config.eval_batch_size, shard=experiment.processes.shard)
+        params, stats = experiment.layout.evaluated(state)
+        with closing(placed(batches, split_by_example(mesh))) as on_devices:
+            if ensemble:
+                return evaluate_ensemble(step, params, stats, on_devices, mesh)
+            return evaluate(step, params, stats, on_devices, mesh, *across)
+
+    return of_state
+
+
+def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
+    """A config as what `jaxnet bench step` times: its model, its first batch, its optimizer, under any strategy."""
+    source = open_split(config.data, "train")
+    processes = join(config, mesh)
+
+    def under(strategy: Strategy | str, mode: Any, sums: AllReduce) -> Experiment:
+        own = dataclasses.replace(config, strategy=strategy, mode=mode, bucket_bytes=None)
+        return prepare(own, processes=processes, source=source, all_reduce=sums)
+
+    plain = under("flat", "shard_map", all_reduce)
+    with closing(plain.batches()) as batches:
+        batch = next(batches)
+    loss = _step_loss(config, "shard_map", ())
+    order = tuple(plain.form.options.order or ())
+    params = plain.layout.whole_shapes.params
+    return Workload(name, config.batch_size // mesh.shape[HOST], mesh, params, order, loss, under, batch)

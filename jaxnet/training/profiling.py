@@ -12,7 +12,7 @@ from jaxnet.config.run import Profile
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.display import say_warning
 from jaxnet.training.ledger import Ledger
-from jaxnet.training.place import ProcessGroup
+from jaxnet.training.observer import Dispatched, Observer
 from jaxnet.training.prepare import Experiment
 from jaxnet.training.resolutions import step_by_size
 
@@ -35,18 +35,18 @@ class CompiledStep(NamedTuple):
     made: HasText
 
 
-def compile_step(experiment: Experiment, state: TrainState, place: ProcessGroup, ledger: Ledger) -> CompiledStep:
+def compile_step(experiment: Experiment, state: TrainState, ledger: Ledger) -> CompiledStep:
     """Compile it for `state` and the run's batches."""
     given = experiment.step.lower(state, experiment.batch_shapes)
     with ledger.during("compile"):
         made = given.compile()
-    check = verify(made.as_text() or "", experiment.planned, place.mesh.shape)
+    check = verify(made.as_text() or "", experiment.sends.collectives, experiment.mesh.shape)
     by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, made)
     # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
-    return CompiledStep(experiment.step if place.cluster.ranks else by_size, check, given, made)
+    return CompiledStep(experiment.step if experiment.processes.cluster.mpi else by_size, check, given, made)
 
 
-class ProfileWindow:
+class ProfileWindow(Observer):
     """Traces steps `[start, start + steps)` into `<workdir>/profile/process_0`, and so on for each process.
 
     Each step is annotated with its number. Look with `jaxnet timeline`, TensorBoard's xprof or Perfetto. A trace that
@@ -60,22 +60,26 @@ class ProfileWindow:
         self._running = False
         self._annotation: jax.profiler.StepTraceAnnotation | None = None
 
-    def before(self, step: int) -> None:
-        """Call before step number `step` is dispatched."""
+    def before_step(self, step: int) -> None:
+        """Begin the trace where the window begins."""
         if step == self._first and self._last >= self._first:
             self._running = self._managed(lambda: jax.profiler.start_trace(str(self._directory)))
         if self._running:
             self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
             self._annotation.__enter__()
 
-    def after(self, step: int, result: object) -> None:
-        """Call after it; `result` is waited for at the end of the window, so that the trace holds whole steps."""
+    def after_step(self, dispatched: Dispatched) -> None:
+        """End the trace where the window ends; the last state is waited for, so that the trace holds whole steps."""
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
             self._annotation = None
-        if self._running and step == self._last:
-            jax.block_until_ready(result)
+        if self._running and dispatched.step - 1 == self._last:
+            jax.block_until_ready(dispatched.state)
             self.close()
+
+    def on_end(self, step: int) -> None:
+        """End a trace that is still running."""
+        self.close()
 
     def close(self) -> None:
         """End a trace that is still running."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnet.errors import InputError
+from jaxnet.training.observer import Observer
 
 # ---- A file that grows by whole records, on a disk that may be full or gone for a while ---------------
 
@@ -188,7 +189,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     )
 
 
-class MetricsWriter:
+class MetricsWriter(Observer):
     """Appends metrics to metrics.jsonl, and to TensorBoard if wanted. Where a disk is full, they are left out.
 
     A step that a resume runs again is written again; the later line is the one that counts. Before each line `fence` is
@@ -209,7 +210,7 @@ class MetricsWriter:
                 self._lines.close()
                 raise
 
-    def write(self, step: int, split: str, values: dict[str, Any]) -> None:
+    def on_metrics(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         """One line: step, split, then `values`; the numbers among them also go to TensorBoard as `split/name`."""
         self._lines.append((as_json({"step": step, "split": split, **values}) + "\n").encode())
         if self._board is not None:
@@ -220,13 +221,3 @@ class MetricsWriter:
         self._lines.close()
         if self._board is not None:
             self._board.close()
-
-
-class NoMetricsWriter:
-    """The records of a process that writes none."""
-
-    def write(self, step: int, split: str, values: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""

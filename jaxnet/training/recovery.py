@@ -1,48 +1,19 @@
 """What brings a run back when its numbers go wrong: from a checkpoint, or not at all."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jaxnet.checkpoints import Checkpointer, FaultTolerantCheckpoints, OneWriter, Restored
 from jaxnet.config.run import Guard
-from jaxnet.data import DeviceBatch
 from jaxnet.errors import InputError
 from jaxnet.parallel.device_step import not_finite_names
 from jaxnet.parallel.replicas import Replicas
 from jaxnet.parallel.state import TrainState
-from jaxnet.training.beginning import restore
+from jaxnet.training.checkpointing import restore
 from jaxnet.training.guard import GuardCounts, GuardMonitor, GuardState
 from jaxnet.training.prepare import Experiment
-
-
-class BatchStream:
-    """The batches of a run from a step on, which can be taken up again from another.
-
-    >>> stream = BatchStream(lambda step: (number for number in range(step, 9)), 3)
-    >>> next(stream), next(stream), stream.rewind(1), next(stream)
-    (3, 4, None, 1)
-    """
-
-    def __init__(self, make: Callable[[int], Generator[DeviceBatch, None, None]], step: int) -> None:
-        self._make = make
-        self._batches = make(step)
-
-    def __iter__(self) -> Iterator[DeviceBatch]:
-        return self
-
-    def __next__(self) -> DeviceBatch:
-        return next(self._batches)
-
-    def rewind(self, step: int) -> None:
-        """Go on with the batch that follows `step` steps."""
-        self.close()
-        self._batches = self._make(step)
-
-    def close(self) -> None:
-        """Close what makes the batches."""
-        self._batches.close()
 
 
 class Recovery:
@@ -66,16 +37,14 @@ class Recovery:
         say: Callable[[str], None],
         gathered: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
-        averaging = experiment.strategy.averaging
         self._guard, self._say = guard, say
         self._checkpoints = checkpoints
         self._experiment = experiment
         self._layout = experiment.layout
-        self._round = 1 if averaging is None else averaging.every
-        first = 0 if averaging is None else averaging.synchronous_steps
+        self._round = experiment.form.round_steps
         names = not_finite_names(experiment.layout.whole_shapes.params)
-        self._watch = GuardMonitor(guard, names, past, lambda step: step <= first or step % self._round == 0)
-        self._replicas = Replicas(experiment.layout, experiment.ranks, gathered)
+        self._watch = GuardMonitor(guard, names, past, experiment.form.agree_after)
+        self._replicas = Replicas(experiment.layout, experiment.form.options.ranks, gathered)
 
     @property
     def counts(self) -> GuardCounts:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxnet.data import DeviceBatch, Source
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, abstract_variables
+from jaxnet.parallel import Step
 from jaxnet.parallel.state import TrainState
-from jaxnet.parallel.step import Step
 
 Make = Callable[[Source, int], Generator[DeviceBatch, None, None]]
 CompiledStep = Callable[[Any, Any], Any]

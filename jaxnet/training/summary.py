@@ -1,16 +1,105 @@
-"""The final figures of a run: what summary.json holds."""
+"""The first and the last screen of a run, and summary.json: what is trained, and what came of it."""
 
 import json
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jaxnet.config.run import Config
+import jax
+
+from jaxnet.data import Source
 from jaxnet.ensembles import ensemble_summary
+from jaxnet.training.checkpointing import Start
 from jaxnet.training.loop import Outcome
 from jaxnet.training.peers import PeerReport
-from jaxnet.training.place import ProcessGroup
-from jaxnet.training.plan import wire_bytes_per_step
+from jaxnet.training.plan import size_text
 from jaxnet.training.prepare import Experiment
+from jaxnet.training.profiling import CompiledStep
+
+_WHEN = {
+    "xla": "as XLA decides",
+    "during": "during backward",
+    "after": "after backward",
+    "deferred": "scattered during backward, gathered in the next forward",
+    "local": "every {every} steps",
+}
+
+
+def first_screen(experiment: Experiment, tests: Source, start: Start, step: CompiledStep, workdir: Path) -> str:
+    """What is about to be trained, with what, where: a line each. The whole config is in config.json."""
+    lines = [f"{name:<11}{text}" for name, text in _opening(experiment, tests, step, workdir)]
+    if not start.fresh:
+        lines.insert(0, f"continuing {workdir} from step {start.step}")
+    if start.weights:
+        lines.append(start.weights)
+    if start.step >= experiment.total_steps:
+        lines.append(f"nothing to train: this config ends at step {experiment.total_steps}")
+    if not step.check.ok:
+        lines.append(f"warning: {step.check.explain()}")
+    return "\n".join(lines)
+
+
+def _opening(experiment: Experiment, tests: Source, step: CompiledStep, workdir: Path) -> Iterator[tuple[str, str]]:
+    config, strategy = experiment.config, experiment.strategy
+    params = sum(leaf.size for leaf in jax.tree.leaves(experiment.variables.params))
+    members = f", {config.ensemble.members} members" if config.ensemble.on else ""
+    yield "jaxnet", version("jaxnet")
+    yield "model", f"{_name(config.model)}, {params:,} parameters{members}"
+    shape = "x".join(map(str, experiment.source.image_shape))
+    yield (
+        "data",
+        f"{_name(config.data)}, {experiment.source.num_examples:,} training and {tests.num_examples:,} test images of "
+        f"{shape}, {experiment.source.num_classes} classes",
+    )
+    yield "steps", f"{experiment.total_steps:,}, of {config.batch_size:,} examples: {config.epochs:g} epochs"
+    rate = f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.schedule}"
+    yield "optimizer", f"{config.optimizer.name}, {rate}, seed {config.seed}"
+    when = _WHEN[strategy.when].format(every=experiment.form.round_steps)
+    yield "strategy", f"{strategy.label}, {when}, mode {experiment.form.options.mode}"
+    if strategy.kind != "xla" and strategy.expression != strategy.label:
+        yield "", strategy.expression
+    plan = experiment.plan
+    found = "; the compiled program does as planned" if step.check.ok and step.check.planned else ""
+    yield "sends", f"{size_text(plan.wire_bytes_per_step)} a step from the busiest device{found}"
+    count = len(experiment.processes.mesh.devices.flat) * experiment.form.options.ranks
+    mesh = " x ".join(f"{size} {axis}{'s' * (size > 1)}" for axis, size in experiment.axis_sizes.items())
+    processes = experiment.processes.cluster.process_count
+    yield "devices", f"{count} {jax.default_backend()} ({mesh}) in {processes} process{'es' * (processes > 1)}"
+    yield "writes to", f"{workdir}"
+
+
+def _name(value: Any) -> str:
+    named = getattr(value, "name", None)
+    return f"{type(value).__name__}({named})" if isinstance(named, str) else type(value).__name__
+
+
+def last_screen(summary: Mapping[str, Any], workdir: Path) -> str:
+    """What came of the run, in words: a line each."""
+    return "\n".join(f"{name:<11}{text}" for name, text in _ending(summary, workdir))
+
+
+def _ending(summary: Mapping[str, Any], workdir: Path) -> Iterator[tuple[str, str]]:
+    done = "finished" if summary["finished"] else "stopped, run again to continue"
+    yield (
+        "steps",
+        f"{summary['steps']:,}, {done}; {summary['seconds']:.1f} s, {summary['train_seconds']:.1f} s in steps",
+    )
+    if (loss := summary.get("loss")) is not None:
+        yield "test", f"loss {loss:.4f}, accuracy {summary['accuracy']:.2%} on {summary['examples']:,} examples"
+    rate, waited = summary["examples_per_second"], summary["data_wait_fraction"]
+    yield "speed", f"{rate:,.0f} examples a second, {waited:.1%} of the time waiting for data"
+    yield "sent", f"{size_text(summary['wire_bytes_per_step'])} a step from the busiest device ({summary['strategy']})"
+    troubles = {
+        "skipped steps": summary["skipped_steps"],
+        "loss spikes": summary["loss_spikes"],
+        "rollbacks": summary["rollbacks"],
+        "damaged records": summary["damaged_records"],
+        "stragglers": len(summary["stragglers"]),
+    }
+    if any(troubles.values()):
+        yield "met", ", ".join(f"{count} {what}" for what, count in troubles.items() if count)
+    yield "written to", f"{workdir} (summary.json, metrics.jsonl, checkpoints)"
 
 
 def kept_summary(path: Path, step: int, total_steps: int) -> dict[str, Any] | None:
@@ -24,23 +113,25 @@ def kept_summary(path: Path, step: int, total_steps: int) -> dict[str, Any] | No
 
 
 def summarize(
-    config: Config, experiment: Experiment, place: ProcessGroup, outcome: Outcome, first_step: int, met: PeerReport
+    experiment: Experiment, outcome: Outcome, first_step: int, peers: PeerReport, *, seconds: float, not_saved: str
 ) -> dict[str, Any]:
-    """The figures of a run whose last attempt began after `first_step` steps."""
-    steps = outcome.step - first_step
+    """The figures of a run whose last attempt began after `first_step` steps: what summary.json holds."""
+    config, steps = experiment.config, outcome.step - first_step
     return {
         "steps": outcome.step,
         "finished": outcome.step >= experiment.total_steps,
         **ensemble_summary(config.ensemble, config.optimizer, config.seed, outcome.evaluation),
-        "strategy": experiment.strategy.name,
-        "wire_bytes_per_step": wire_bytes_per_step(experiment, place.mesh),
+        "strategy": experiment.strategy.label,
+        "wire_bytes_per_step": experiment.plan.wire_bytes_per_step,
         "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,
         "examples_per_second": steps * config.batch_size / outcome.seconds if steps else 0.0,
         "train_seconds": outcome.seconds,
         **outcome.met._asdict(),
-        "mesh": experiment.mesh_over_ranks(place.mesh),
-        "processes": place.cluster.process_count,
+        "mesh": experiment.axis_sizes,
+        "processes": experiment.processes.cluster.process_count,
         "seed": config.seed,
-        "damaged_records": met.damaged,
-        "stragglers": [each._asdict() for each in met.stragglers],
+        "damaged_records": peers.damaged,
+        "stragglers": [each._asdict() for each in peers.stragglers],
+        "seconds": seconds,
+        "not_saved": not_saved,
     }

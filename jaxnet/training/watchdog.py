@@ -20,6 +20,7 @@ from jaxnet.cluster import coordination
 from jaxnet.cluster.start import Cluster, joined
 from jaxnet.config.run import WatchdogLimits
 from jaxnet.errors import say
+from jaxnet.training.observer import Dispatched, Observer
 from jaxnet.training.pacing import IN_FLIGHT
 
 # ---- Each rank says now and then what it does, so that the others can name the one for which they wait
@@ -83,7 +84,7 @@ class PeerHeartbeat:
 
 def _joined() -> Cluster | None:
     cluster = joined()
-    return None if cluster is None or cluster.process_count == 1 or cluster.ranks is not None else cluster
+    return None if cluster is None or cluster.process_count == 1 or cluster.mpi is not None else cluster
 
 
 def named_missing(before: dict[str, str], after: dict[str, str], own: int, count: int, step: int) -> str | None:
@@ -129,12 +130,12 @@ class _Stand(NamedTuple):
     limit: float
 
 
-class Watchdog:
+class Watchdog(Observer):
     """Watches one run from a thread of its own. A context manager; outside of it nothing is watched.
 
     >>> with WatchdogLimits(WatchdogLimits()) as alarm:
-    ...     alarm.stepped(1)
-    ...     with alarm.during("an evaluation"):
+    ...     watchdog.stepped(1)
+    ...     with watchdog.aside("an evaluation"):
     ...         pass
 
     Args:
@@ -170,6 +171,10 @@ class Watchdog:
             self._thread.join()
             self._heartbeat.stop()
 
+    def after_step(self, dispatched: Dispatched) -> None:
+        """See `stepped`."""
+        self.stepped(dispatched.step)
+
     def stepped(self, step: int) -> None:
         """Step number `step` was dispatched, and the next begins; the two before it may be unfinished."""
         now = time.monotonic()
@@ -181,8 +186,8 @@ class Watchdog:
         if self._steps > IN_FLIGHT:
             self._note(step - IN_FLIGHT)
 
-    def ended(self, step: int) -> None:
-        """All steps up to `step` are done, and no other begins."""
+    def on_end(self, step: int) -> None:
+        """What follows is no step."""
         self.begins("the end of the run")
         if self._steps:
             self._note(step)
@@ -192,8 +197,9 @@ class Watchdog:
         self._stand = _Stand(what, self._stand.step, self._limits.other_seconds)
 
     @contextlib.contextmanager
-    def during(self, what: str) -> Iterator[None]:
-        """Inside, something else is done between two steps."""
+    def aside(self, what: str, kind: str = "other") -> Iterator[None]:
+        """Inside, something else is done between two steps; its time is not the step's."""
+        del kind
         began, before = time.monotonic(), self._stand
         self.begins(what)
         yield

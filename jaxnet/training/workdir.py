@@ -5,23 +5,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnet.checkpoints import BEAT_SECONDS, FaultTolerantCheckpoints, Heartbeat, Lock
+from jaxnet.checkpoints import BEAT_SECONDS, Heartbeat, Lock
 from jaxnet.config.keys import default_values, differences, flatten
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
 from jaxnet.training.compile_cache import beside, compile_cache
 from jaxnet.training.ledger import Ledger
-from jaxnet.training.place import ProcessGroup
+from jaxnet.training.processes import ProcessGroup
 from jaxnet.training.records import make_workdir, read_settings, writing
-from jaxnet.training.watchdog import Watchdog
 
-Told = Callable[[Callable[[], Any]], Any]
+Broadcast = Callable[[Callable[[], Any]], Any]
 Fence = Callable[[], None]
+EXPRESSION = "strategy.expression"  # in config.json beside the keys of the config
 
 
 @contextlib.contextmanager
 def opened(
-    workdir: Path, config: Config, place: ProcessGroup, ledger: Ledger, *, allow_config_change: bool
+    workdir: Path, config: Config, processes: ProcessGroup, ledger: Ledger, *, allow_config_change: bool
 ) -> Iterator[Fence]:
     """Inside, the directory is this run's, `ledger` is written there, and so are the programs that JAX compiles.
 
@@ -31,11 +31,11 @@ def opened(
     make_workdir(workdir)
     with contextlib.ExitStack() as during:
         # With MPI a program holds addresses of its process.
-        if config.compile_cache is not None and not place.cluster.ranks:
+        if config.compile_cache is not None and not processes.cluster.mpi:
             during.enter_context(compile_cache(beside(workdir, config.compile_cache)))
-        fence = during.enter_context(held(workdir, place.told, ledger.beat))
+        fence = during.enter_context(held(workdir, processes.broadcast_object, ledger.beat))
         refuse_changes(workdir / "config.json", config, allowed=allow_config_change)
-        if place.primary:
+        if processes.primary:
             with writing(workdir / "ledger.jsonl"):
                 ledger.open(workdir / "ledger.jsonl", fence=fence)
             during.callback(ledger.close)
@@ -46,7 +46,9 @@ def refuse_changes(saved: Path, config: Config, *, allowed: bool) -> None:
     """Stop if the workdir belongs to a run with another config, naming the keys; those it lacks had their defaults."""
     if allowed or not saved.exists():
         return
-    changed = differences(read_settings(saved), flatten(config), default_values(config))
+    settings = read_settings(saved)
+    settings.pop(EXPRESSION, None)
+    changed = differences(settings, flatten(config), default_values(config))
     if changed:
         raise InputError(
             f"{saved.parent} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
@@ -55,10 +57,10 @@ def refuse_changes(saved: Path, config: Config, *, allowed: bool) -> None:
 
 
 @contextlib.contextmanager
-def held(workdir: Path, told: Told, *beats: Callable[[], None]) -> Iterator[Fence]:
+def held(workdir: Path, broadcast: Broadcast, *beats: Callable[[], None]) -> Iterator[Fence]:
     """Inside, no other run writes in `workdir`; gives a fence, which raises Lost if another has taken over.
 
-    `told` gives every process what its argument returns on process 0, which alone holds the lock. The `beats` are
+    `broadcast` gives every process what its argument returns on process 0, which alone holds the lock. The `beats` are
     called there every few seconds.
 
     Raises InputError, on all processes, when another run holds it.
@@ -72,7 +74,7 @@ def held(workdir: Path, told: Told, *beats: Callable[[], None]) -> Iterator[Fenc
             return str(error)
         return ""
 
-    if refusal := told(take):
+    if refusal := broadcast(take):
         raise InputError(refusal)
     if not taken:
         yield lambda: None
@@ -83,19 +85,3 @@ def held(workdir: Path, told: Told, *beats: Callable[[], None]) -> Iterator[Fenc
             yield lock.require
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def finished(checkpoints: FaultTolerantCheckpoints, place: ProcessGroup, alarm: Watchdog) -> Iterator[None]:
-    """What is being saved when an exception leaves comes to the disk before the directory is given back.
-
-    Only where this process is alone: others might never write their part, and all would wait for it.
-    """
-    try:
-        yield
-    except BaseException:
-        if place.cluster.process_count == 1:
-            alarm.begins("a checkpoint")
-            with contextlib.suppress(Exception):  # the one that leaves says what went wrong first
-                checkpoints.wait()
-        raise

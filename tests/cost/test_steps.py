@@ -1,6 +1,6 @@
 """What is timed is what it says: whole steps train, compute alone sends nothing, communication alone only that."""
 
-from dataclasses import replace
+import functools
 
 import jax
 import numpy as np
@@ -8,27 +8,19 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.cost.shapes import Sizes
-from jaxnet.cost.steps import (
-    LEARNING_RATE,
-    check_batch,
-    communication_only,
-    compute_only,
-    full_step,
-    order_of,
-    partial_gradient,
-)
-from jaxnet.cost.workloads import named_workload
+from jaxnet.cost.steps import communication_only, compute_only, full_step, partial_gradient
+from jaxnet.cost.workloads import LEARNING_RATE, LOSSES, initial_values, named_workload, synthetic
 from jaxnet.errors import InputError
 
 # A few layers of `small`: each is compiled many times below.
 LAYERS = 5
-WORKLOAD = replace(named_workload("small"), sizes=Sizes(leaves=((16, 16),) * LAYERS, example=(16,), batch=8))
+SIZES = Sizes(leaves=((16, 16),) * LAYERS, example=(16,), batch=8)
 LABELS = ["xla", "per_leaf", "flat", "ddp", "hierarchical", "zero", "s_caffe_ob"]
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return comm.make_mesh(2, jax.devices()[:8])
+@functools.cache
+def workload(hosts=2, devices=8):
+    return synthetic("small", LOSSES["small"], SIZES, comm.make_mesh(hosts, jax.devices()[:devices]))
 
 
 def collectives_of(task):
@@ -39,23 +31,22 @@ def collectives_of(task):
 
 def reference(steps):
     """Plain SGD on the whole batch, on one device."""
-    params = WORKLOAD.initial()
-    x = np.random.default_rng(1).standard_normal((16, *WORKLOAD.sizes.example), np.float32)
+    params = initial_values(SIZES)
+    x = np.random.default_rng(1).standard_normal((16, *SIZES.example), np.float32)
     for _ in range(steps):
-        grads = jax.grad(WORKLOAD.loss)(params, x)
+        grads = jax.grad(LOSSES["small"])(params, x)
         params = [p - LEARNING_RATE * g for p, g in zip(params, grads, strict=True)]
     return params
 
 
 def params_of(task):
-    """Whatever the schedule keeps: a flat array a leaf, without the padding of parts."""
-    leaves = jax.tree.leaves(task.state)[: len(WORKLOAD.shapes)]
-    return [np.ravel(leaf)[:256] for leaf in leaves]
+    """Whatever the schedule keeps: a flat array a leaf, without the padding of shards."""
+    return [np.ravel(leaf)[:256] for leaf in jax.tree.leaves(task.state.params)]
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_every_schedule_takes_the_same_steps_in_donated_memory(label, mesh):
-    task = full_step(WORKLOAD, comm.named_strategy(label), mesh)
+def test_every_schedule_takes_the_same_steps_in_donated_memory(label):
+    task = full_step(workload(), comm.named_strategy(label))
     before = jax.tree.leaves(task.state)
     task.run(3)
     assert all(leaf.is_deleted() for leaf in before)
@@ -66,9 +57,8 @@ def test_every_schedule_takes_the_same_steps_in_donated_memory(label, mesh):
 @pytest.mark.parametrize("label", ["per_leaf", "flat"])
 def test_a_step_in_pieces_takes_the_same_steps(label):
     """On one device, half of the examples of the reference."""
-    alone = comm.make_mesh(1, jax.devices()[:1])
-    strategy = comm.named_strategy(label)
-    whole, pieces = full_step(WORKLOAD, strategy, alone), full_step(WORKLOAD, strategy, alone, pieces=True)
+    alone, strategy = workload(1, 1), comm.named_strategy(label)
+    whole, pieces = full_step(alone, strategy), full_step(alone, strategy, pieces=True)
     before = jax.tree.leaves(pieces.state)
     for task in (whole, pieces):
         task.run(3)
@@ -78,52 +68,55 @@ def test_a_step_in_pieces_takes_the_same_steps(label):
 
 
 @pytest.mark.parametrize("label", ["xla", "zero", "parameter_server", "local_sgd"])
-def test_a_strategy_without_messages_of_its_own_has_no_step_in_pieces(label, mesh):
+def test_a_strategy_without_messages_of_its_own_has_no_step_in_pieces(label):
     with pytest.raises(InputError, match=rf"--strategy {label}\+pieces: .*leave \+pieces out"):
-        full_step(WORKLOAD, comm.named_strategy(label), mesh, pieces=True)
+        full_step(workload(), comm.named_strategy(label), pieces=True)
 
 
-def test_a_step_in_pieces_takes_one_device_a_process(mesh):
+def test_a_step_in_pieces_takes_one_device_a_process():
     with pytest.raises(InputError, match=r"--strategy flat\+pieces: wanted one device a process, got 8; start a proc"):
-        full_step(WORKLOAD, comm.named_strategy("flat"), mesh, pieces=True)
+        full_step(workload(), comm.named_strategy("flat"), pieces=True)
 
 
-def test_compute_only_sends_nothing_and_updates_every_leaf(mesh):
-    task = compute_only(WORKLOAD, mesh)
+def test_compute_only_sends_nothing_and_updates_every_leaf():
+    task = compute_only(workload())
     assert collectives_of(task) == []
     task.run(1)
-    for got, initial in zip(params_of(task), WORKLOAD.initial(), strict=True):
+    for got, initial in zip(params_of(task), initial_values(SIZES), strict=True):
         assert np.abs(got - np.ravel(initial)).max() > 0
 
 
 @pytest.mark.parametrize("label", ["per_leaf", "flat", "hierarchical", "zero"])
-def test_communication_only_is_the_plan_and_a_mean(label, mesh):
+def test_communication_only_is_the_plan_and_a_mean(label):
     strategy = comm.named_strategy(label)
-    task = communication_only(WORKLOAD, strategy, mesh)
-    planned = comm.in_order(order_of(WORKLOAD), strategy.reducer).plan(WORKLOAD.shapes, mesh.shape).collectives
-    check = comm.verify(task.program.as_text(), planned, mesh.shape)
+    task = communication_only(workload(), strategy)
+    given, axis_sizes = workload(), workload().mesh.shape
+    reducer = strategy.reducer
+    reducer = comm.as_reducer(reducer) if isinstance(reducer, comm.Sharded) else reducer
+    planned = comm.in_order(given.order, reducer).plan(given.shapes, axis_sizes).collectives
+    check = comm.verify(task.program.as_text(), planned, axis_sizes)
     assert check.ok, check.explain()
     assert not check.extra
     task.run(2)
-    for got, initial in zip(jax.tree.leaves(task.state), WORKLOAD.initial(), strict=False):
+    for got, initial in zip(jax.tree.leaves(task.state), initial_values(SIZES), strict=False):
         np.testing.assert_allclose(got[1, 3], initial, rtol=1e-6)  # the mean of equal values
 
 
-def test_communication_by_xla_is_its_all_reduces_alone(mesh):
-    task = communication_only(WORKLOAD, comm.named_strategy("xla"), mesh)
+def test_communication_by_xla_is_its_all_reduces_alone():
+    task = communication_only(workload(), comm.named_strategy("xla"))
     assert set(collectives_of(task)) == {"all-reduce("}
     task.run(2)
-    for got, initial in zip(jax.tree.leaves(task.state), WORKLOAD.initial(), strict=True):
+    for got, initial in zip(jax.tree.leaves(task.state), initial_values(SIZES), strict=True):
         np.testing.assert_allclose(got[1, 3], initial, rtol=1e-6)
 
 
-def test_a_partial_gradient_gives_the_loss_and_those_gradients(mesh):
+def test_a_partial_gradient_gives_the_loss_and_those_gradients():
     for leaves in ((), (4, 2)):
-        task = partial_gradient(WORKLOAD, leaves, mesh)
+        task = partial_gradient(workload(), leaves)
         _, results = task.program(task.state, task.batch)
         assert [result.shape[2:] for result in results] == [(), *((16, 16) for _ in leaves)]
 
 
-def test_a_batch_that_cannot_be_shared(mesh):
+def test_a_batch_that_cannot_be_shared():
     with pytest.raises(InputError, match="--batch 6: wanted a multiple of 4, the devices of a host"):
-        check_batch(named_workload("dense", 6), mesh)
+        named_workload("dense", comm.make_mesh(2, jax.devices()[:8]), 6)

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxnet.comm import make_mesh
 from jaxnet.cost.shapes import SIZES
-from jaxnet.cost.workloads import named_workload
+from jaxnet.cost.workloads import LOSSES, initial_values, named_workload
 from jaxnet.errors import InputError
 
 
@@ -32,19 +33,19 @@ def test_sizes_of_the_others():
 
 @pytest.mark.parametrize("name", SIZES)
 def test_every_leaf_has_a_gradient_and_steps_lower_the_loss(name):
-    workload = named_workload(name, 2)
-    params = workload.initial()
-    x = np.random.default_rng(0).standard_normal(workload.examples(2).shape, np.float32)
-    loss, grads = jax.jit(jax.value_and_grad(workload.loss))(params, x)
+    sizes, of = SIZES[name], LOSSES[name]
+    params = initial_values(sizes)
+    x = np.random.default_rng(0).standard_normal((2, *sizes.example), np.float32)
+    loss, grads = jax.jit(jax.value_and_grad(of))(params, x)
     assert np.isfinite(loss)
-    assert [grad.shape for grad in grads] == list(workload.sizes.leaves)
+    assert [grad.shape for grad in grads] == list(sizes.leaves)
     assert all(np.isfinite(grad).all() and np.abs(grad).max() > 0 for grad in grads)
     square = sum(float((grad**2).sum()) for grad in grads)
     step = 0.01 * float(loss) / square
-    after = jax.jit(workload.loss)([p - step * g for p, g in zip(params, grads, strict=True)], x)
+    after = jax.jit(of)([p - step * g for p, g in zip(params, grads, strict=True)], x)
     assert float(after) < float(loss)
 
 
 def test_an_unknown_workload():
     with pytest.raises(InputError, match="no workload 'vgg16'; there are: dense, vgg, resnet50, small"):
-        named_workload("vgg16")
+        named_workload("vgg16", make_mesh(1))

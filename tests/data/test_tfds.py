@@ -9,11 +9,11 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-import train
 from jaxnet.config.file import load_config
 from jaxnet.data import TFDS, ArraySource, FashionMNIST, RecordSource, Shard, eval_batches, train_batches
 from jaxnet.errors import InputError
 from support.programs import ROOT
+from support.runs import train
 
 pytestmark = pytest.mark.usefixtures("_no_network")
 LABEL = tfds.features.ClassLabel(num_classes=5)
@@ -265,6 +265,6 @@ def test_the_config_of_cifar10_trains_on_what_tfds_prepares(tmp_path):
     examples = [{"id": str(i), "image": encoded(image), "label": i % 10} for i, image in enumerate(pixels)]
     prepare(tmp_path, features, examples, at=f"cifar10/{tfds.builder('cifar10', data_dir=tmp_path).version}")
     overrides = [f"data.data_dir={tmp_path}", "data.test_split=train[:8]", "batch_size=8", "eval_batch_size=8"]
-    config = load_config(ROOT / "configs/cifar10_resnet20.py", [*overrides, "epochs=0.4", "model.width=0.5"])
-    summary = train.train(config, tmp_path / "run", quiet=True)
+    config = load_config(ROOT / "configs/cifar10_resnet20.py", *overrides, "epochs=0.4", "model.width=0.5")
+    summary = train(config, tmp_path / "run", quiet=True)
     assert (summary["steps"], summary["finished"]) == (2, True)

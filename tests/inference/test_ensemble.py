@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import train
 from jaxnet.ensembles import Ensemble
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.models import CNN
+from support.runs import train
 from support.trained import TEST, config
 
 
@@ -17,7 +17,7 @@ from support.trained import TEST, config
 def ensemble(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("ensemble")
     small = replace(config(ensemble=Ensemble(2)), model=CNN(10, widths=(4,), hidden=8), epochs=1)
-    return workdir, train.train(small, workdir, quiet=True)
+    return workdir, train(small, workdir, quiet=True)
 
 
 def accuracy(probabilities):

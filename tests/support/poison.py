@@ -9,10 +9,8 @@ import optax
 
 from jaxnet import comm
 from jaxnet.models import Model, Variables
-from jaxnet.parallel.layout import Layout, make_layout
-from jaxnet.parallel.local import local_optimizer
+from jaxnet.parallel import Layout, StepOptions, form_of
 from jaxnet.parallel.state import first_state
-from jaxnet.parallel.step import StepOptions, make_train_step
 from jaxnet.tasks.classification import LossOutput
 
 IMAGE, CLASSES = (4, 4, 1), 3
@@ -58,15 +56,14 @@ def setup(strategy="hierarchical", shape=(2, 2), dtype="float32", size=1.0, **op
     if isinstance(strategy, str):
         strategy = comm.named_strategy(strategy)
     optimizer = optax.adam(0.05)
-    if strategy.averaging is not None:
-        optimizer = local_optimizer(optimizer, strategy.averaging)
+    default = "jit" if strategy.kind == "xla" else "shard_map"
+    form = form_of(strategy, mesh, StepOptions(**{"mode": default, "average_decay": 0.9, **options}))
+    optimizer = form.optimizer(optimizer)
     first = lambda: first_state(  # noqa: E731
-        *(model, optimizer, strategy.reducer, mesh, IMAGE, 0), averaged=True, scaled=dtype == "float16"
+        *(model, optimizer, form.reducer(None), mesh, IMAGE, 0), averaged=True, scaled=dtype == "float16"
     )
-    layout = make_layout(jax.eval_shape(first), optimizer, mesh, strategy)
-    options = StepOptions(average_decay=0.9, **options)
-    step = make_train_step(loss_of(model, size), optimizer, strategy, mesh, options, layout)
-    return Setup(step, layout.make(first), mesh, layout)
+    layout = form.layout(jax.eval_shape(first), optimizer)
+    return Setup(form.step(loss_of(model, size), optimizer, layout), layout.make(first), mesh, layout)
 
 
 def batch(setup, seed, bad=()):

@@ -1,17 +1,17 @@
 """A tiny training problem for tests of the step."""
 
+import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from jaxnet import comm
 from jaxnet.models import CNN, ResNet, from_linen
-from jaxnet.parallel.layout import Layout, make_layout
-from jaxnet.parallel.local import local_optimizer
+from jaxnet.parallel import Layout, StepOptions, form_of
 from jaxnet.parallel.state import first_state
-from jaxnet.parallel.step import StepOptions, make_train_step
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.classification import Pixels, classification_loss
 
@@ -35,15 +35,29 @@ def batch(step: int, size: int = 32) -> dict[str, np.ndarray]:
     }
 
 
+@functools.cache
 def cnn(**fields):
     return from_linen(CNN(CLASSES, **{"widths": (4, 8), "hidden": 16, "dropout": 0.2, **fields}))
 
 
+@functools.cache
 def resnet(**fields):
     return from_linen(ResNet(CLASSES, **{"depths": (1, 1), "block": "basic", "stem": "small", "channels": 8, **fields}))
 
 
-def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optimizer=None, **options):
+@functools.cache
+def variables(model):
+    """The first variables of a model, drawn once: compiling the draw takes as long as compiling a step."""
+    return jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *IMAGE), jnp.float32)))
+
+
+def setup(
+    model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optimizer=None, draw_on_mesh=False, **options
+):
+    """A step and its first state, whose variables are drawn beforehand or, with `draw_on_mesh`, as in a run."""
+    if not draw_on_mesh:
+        drawn = variables(model)
+        model = model._replace(init=lambda key, images: drawn)
     mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
     loss_fn = classification_loss(
         model, Pixels((0.5,), (0.5,)), label_smoothing=0.1, augment=Augmentation(flip=True, shift=1, erase=3)
@@ -51,14 +65,14 @@ def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optim
     if isinstance(strategy, str):
         strategy = comm.named_strategy(strategy, bucket_bytes)
     optimizer = optimizer or optax.sgd(0.1, 0.9)
-    if strategy.averaging is not None:
-        optimizer = local_optimizer(optimizer, strategy.averaging)
+    default = "jit" if strategy.kind == "xla" else "shard_map"
+    form = form_of(strategy, mesh, StepOptions(**{"mode": default, **options}))
+    optimizer = form.optimizer(optimizer)
     first = lambda: first_state(  # noqa: E731
-        model, optimizer, strategy.reducer, mesh, IMAGE, 0, averaged="average_decay" in options
+        model, optimizer, form.reducer(None), mesh, IMAGE, 0, averaged="average_decay" in options
     )
-    layout = make_layout(jax.eval_shape(first), optimizer, mesh, strategy)
-    step = make_train_step(loss_fn, optimizer, strategy, mesh, StepOptions(**options), layout)
-    return Setup(step, layout.make(first), mesh, layout)
+    layout = form.layout(jax.eval_shape(first), optimizer)
+    return Setup(form.step(loss_fn, optimizer, layout), layout.make(first), mesh, layout)
 
 
 def run(setup, steps=5, size=32):

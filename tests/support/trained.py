@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from PIL import Image
 
-import train
 from configs import digits
 from jaxnet.checkpoints import Checkpointer
 from jaxnet.comm import make_mesh
@@ -15,6 +14,7 @@ from jaxnet.data import Digits
 from jaxnet.models import CNN
 from jaxnet.parallel.state import abstract_state
 from jaxnet.training.prepare import prepare
+from support.runs import train
 
 TEST = Digits().load("test")
 
@@ -32,13 +32,13 @@ def config(**fields):
 
 def trained(workdir, **fields):
     """The summary of a run in `workdir`."""
-    return train.train(config(**fields), workdir, quiet=True)
+    return train(config(**fields), workdir, quiet=True)
 
 
 def plain_probabilities(config, workdir):
     """What a run's newest state gives for the test images, by the trainer's own parts and without padding."""
     mesh = make_mesh(1, jax.devices()[:1])
-    experiment = prepare(config, mesh, config.data.load("train"))
+    experiment = prepare(config, mesh, source=config.data.load("train"))
     checkpoints = Checkpointer(workdir / "checkpoints")
     like = abstract_state(experiment.layout.whole_shapes, mesh)
     params, stats = experiment.layout.evaluated(checkpoints.restore_latest(like).state)

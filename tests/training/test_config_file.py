@@ -252,7 +252,7 @@ def user(tmp_path):
 
 def test_a_users_own_module_and_data_with_types_as_strings(user):
     overrides = ["model.width=3", "model.rates=0.1,0.2", "data.margin=5", "data.image_shape=4,4,1", "model.width=none"]
-    config = load_config(user, overrides)
+    config = load_config(user, *overrides)
     assert config.model.width is None
     assert config.model.rates == (0.1, 0.2)
     assert config.data.margin == 5
@@ -272,12 +272,12 @@ def test_a_users_own_module_and_data_with_types_as_strings(user):
 )
 def test_a_users_own_types_are_checked(user, override, message):
     with pytest.raises(InputError) as error:
-        load_config(user, [override])
+        load_config(user, override)
     assert message in str(error.value)
 
 
 def test_overrides_apply_in_order(user):
-    assert load_config(user, ["seed=1", "seed=2"]).seed == 2
+    assert load_config(user, "seed=1", "seed=2").seed == 2
 
 
 def test_a_config_does_not_stand_in_for_a_module_of_the_same_name(tmp_path):

@@ -1,4 +1,4 @@
-"""Several networks at once: each trains as it would alone."""
+"""An ensemble: each member trains as it would alone."""
 
 import contextlib
 import functools
@@ -30,7 +30,6 @@ from jaxnet.optimizer import Optimizer
 from jaxnet.parallel.state import abstract_state
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.classification import evaluate, make_eval_step
-from jaxnet.training.plan import plan_json
 from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
@@ -82,7 +81,7 @@ def alone(config, index):
 
 def prepared(config, shape):
     mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
-    return prepare(config, mesh, config.data.load("train")), mesh
+    return prepare(config, mesh, source=config.data.load("train")), mesh
 
 
 class Run(NamedTuple):
@@ -95,9 +94,9 @@ class Run(NamedTuple):
 def trained(config, shape):
     """Metrics of each step, the last state, whole, on the host, and the plan beside the compiled program."""
     experiment, mesh = prepared(config, shape)
-    state, seen = experiment.first_state(), []
+    state, seen = experiment.init(), []
     step = experiment.step.lower(state, experiment.batch_shapes).compile()
-    check = comm.verify(step.as_text(), experiment.planned, mesh.shape)
+    check = comm.verify(step.as_text(), experiment.sends.collectives, mesh.shape)
     for index in range(STEPS):
         state, metrics = step(state, jax.device_put(tiny.batch(index, SIZE), comm.split_by_example(mesh)))
         seen.append({name: float(metrics[name]) for name in ("loss", "accuracy")})
@@ -155,7 +154,7 @@ def test_the_step_holds_the_planned_collectives_and_no_others(way):  # L6
 @pytest.mark.parametrize("strategy", ["hierarchical", "zero"])
 def test_one_plan_carries_all_members(strategy):
     config = config_of(strategy=strategy, bucket_bytes=2**20)
-    together, single = (plan_json(*prepared(each, (2, 4))) for each in (config, alone(config, 0)))
+    together, single = (prepared(each, (2, 4))[0].plan.as_json() for each in (config, alone(config, 0)))
     assert len(together["planned"]) == len(single["planned"])
     assert together["gradient_bytes"] == 2 * single["gradient_bytes"]
     assert together["leaves"] == single["leaves"]
@@ -168,7 +167,7 @@ def test_one_plan_carries_all_members(strategy):
 def test_evaluation_is_exact_for_each_member_and_for_their_mean_prediction():
     config = config_of()
     experiment, mesh = prepared(config, (1, 2))
-    params, stats = experiment.layout.evaluated(experiment.first_state())
+    params, stats = experiment.layout.evaluated(experiment.init())
     batches = [{**tiny.batch(index, SIZE), "weight": np.ones(SIZE, np.float32)} for index in range(2)]
     batches[1]["weight"][30:] = 0.0  # padding
     ours = evaluate_ensemble(

@@ -11,7 +11,7 @@ from jaxnet.data.photos import datasets
 from jaxnet.data.photos.decoding import PILLOW
 from jaxnet.models import CNN
 from jaxnet.operations.doctor.examine import _same
-from jaxnet.training.place import fingerprint, other_decoder
+from jaxnet.training.processes import fingerprint, other_decoder
 
 DIGITS = Config(model=CNN(10), data=Digits(), epochs=1, batch_size=8)
 PHOTOS = Config(model=CNN(10), data=Photos("album"), epochs=1, batch_size=8)
@@ -55,11 +55,11 @@ def test_the_doctor_finds_it(decode_by, tmp_path):
     text += "def get_config():\n    return Config(model=CNN(10), data=Photos('album'), epochs=1, batch_size=8)\n"
     (tmp_path / "album.py").write_text(text)
     parser = Parser()
-    doctor.add_parser(parser.add_commands("COMMAND"))
+    doctor.add_doctor(parser.add_commands("COMMAND"))
     what = doctor._examination(parser.parse_args(["doctor", "--config", str(tmp_path / "album.py")]))
     versions = _same(Talk(), what)[0]
     assert (versions.check, versions.found) == (
         "same versions",
-        "decoder is 'Pillow' on rank 1, 'simplejpeg and OpenCV' on rank 0",
+        "decoder is 'simplejpeg and OpenCV' on rank 0, 'Pillow' on rank 1",
     )
     assert versions.cure.startswith("install the same there")

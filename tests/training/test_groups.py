@@ -129,9 +129,9 @@ def test_the_plan_of_parts_leaves_out_what_is_frozen(name):
     mesh = comm.make_mesh(2, jax.devices()[:4])
     groups = (("conv_*", 0.0),)
     config = config_with(strategy="zero", optimizer=Optimizer(name, clip_norm=1.0, groups=groups))
-    experiment = prepare(config, mesh, Digits().load("train"))
-    compiled = experiment.step.lower(experiment.state_shapes, experiment.batch_shapes).compile()
-    check = comm.verify(compiled.as_text(), experiment.planned, mesh.shape)
+    experiment = prepare(config, mesh, source=Digits().load("train"))
+    compiled = experiment.step.lower(experiment.layout.shapes, experiment.batch_shapes).compile()
+    check = comm.verify(compiled.as_text(), experiment.sends.collectives, mesh.shape)
     assert check.ok, check.explain()
 
 

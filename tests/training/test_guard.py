@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-import train
 from jaxnet import comm
 from jaxnet.checkpoints import Checkpointer
 from jaxnet.config.check import check_config
@@ -24,6 +23,7 @@ from jaxnet.training.loop import Loop
 from support import poison, training_runs
 from support.checkpointing import assert_same_bits
 from support.dark_digits import config_of
+from support.runs import train
 from support.training_runs import metrics, saved_steps
 
 NAMES = ["the loss", "the gradient of a", "the gradient of b"]
@@ -172,7 +172,7 @@ def parameters(workdir, step):
 def test_a_row_of_bad_batches_sends_the_run_back_and_past_them(tmp_path, capsys):
     """Step 3 alone is skipped; steps 27 to 31 bring back the parameters of step 20, though 30 was saved."""
     config = config_of(40, dark=[2, *range(26, 31)])
-    summary = train.train(config, tmp_path)
+    summary = train(config, tmp_path)
     assert summary["finished"]
     assert [summary[key] for key in GuardCounts._fields] == [6, 0, 1]
     assert summary["loss"] < 2.3
@@ -189,14 +189,14 @@ def test_a_row_of_bad_batches_sends_the_run_back_and_past_them(tmp_path, capsys)
         assert rates[step] == pytest.approx(rate_of_newest_update(tmp_path, step, 40), rel=1e-5)
     assert rates[20] > rates[35] > rates[40] > 0.01  # that of 40 updates is 0.00015
     shutil.rmtree(tmp_path / "checkpoints/000040")
-    train.train(config, tmp_path, quiet=True)  # goes on after step 33
+    train(config, tmp_path, quiet=True)  # goes on after step 33
     assert rates == {step: line["learning_rate"] for step, line in metrics(tmp_path).items()}
 
 
 def test_a_run_that_cannot_be_helped_stops_and_says_why(tmp_path):
     guard = Guard(rollback_after=2, max_rollbacks=2)
     with pytest.raises(InputError) as stopped:
-        train.train(config_of(60, dark=range(25, 60), guard=guard), tmp_path, quiet=True)
+        train(config_of(60, dark=range(25, 60), guard=guard), tmp_path, quiet=True)
     words = str(stopped.value)
     first = r"stopped at step \d+: the loss, the gradient of Dense_0/kernel, the gradient of Dense_1/bias and 1 more"
     assert re.match(first, words), words
@@ -204,7 +204,7 @@ def test_a_run_that_cannot_be_helped_stops_and_says_why(tmp_path):
     saved = saved_steps(tmp_path)
     assert_same_bits(parameters(tmp_path, saved[-1]), parameters(tmp_path, 10))  # 20 was tried first, in vain
     with pytest.raises(InputError, match="gone back 2 times already"):  # started again, it does not begin to count anew
-        train.train(config_of(60, dark=range(25, 60), guard=guard), tmp_path, quiet=True)
+        train(config_of(60, dark=range(25, 60), guard=guard), tmp_path, quiet=True)
 
 
 def plant(monkeypatch, at):
@@ -227,17 +227,17 @@ def plant(monkeypatch, at):
 
 
 def test_a_device_that_differs_stops_the_run_or_has_it_trained_again(tmp_path, monkeypatch):
-    unbroken = train.train(config_of(30), tmp_path / "unbroken", quiet=True)
+    unbroken = train(config_of(30), tmp_path / "unbroken", quiet=True)
     plant(monkeypatch, at=17)
     restore = Guard(on_difference="restore", check_replicas_every=6)
-    repaired = train.train(config_of(30, guard=restore), tmp_path / "repaired", quiet=True)
+    repaired = train(config_of(30, guard=restore), tmp_path / "repaired", quiet=True)
     assert (unbroken["rollbacks"], repaired["rollbacks"]) == (0, 1)
     assert repaired["loss"] == unbroken["loss"]
     assert_same_bits(parameters(tmp_path / "repaired", 30), parameters(tmp_path / "unbroken", 30))
     monkeypatch.undo()
     plant(monkeypatch, at=17)
     with pytest.raises(InputError) as stopped:
-        train.train(config_of(30), tmp_path / "stopped", quiet=True)
+        train(config_of(30), tmp_path / "stopped", quiet=True)
     assert "after step 20, devices that should hold the same state do not: device 3 of rank 0 differs" in str(
         stopped.value
     )

@@ -26,7 +26,6 @@ from jaxnet.parallel.device_step import non_finite
 from jaxnet.parallel.hybrid import fewest_bytes
 from jaxnet.parallel.replicas import Replicas
 from jaxnet.parallel.state import abstract_state
-from jaxnet.training.plan import plan_json, plan_text, wire_bytes_per_step
 from jaxnet.training.prepare import prepare
 from support.checkpointing import assert_same_bits
 
@@ -69,12 +68,12 @@ class Run:
 
     def __init__(self, config, shape):
         self.mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
-        self.experiment = prepare(config, self.mesh, config.data.load("train"))
+        self.experiment = prepare(config, self.mesh, source=config.data.load("train"))
         self.layout = self.experiment.layout
-        first = self.experiment.first_state()
+        first = self.experiment.init()
         lowered = self.experiment.step.lower(first, self.batch(0))
         self.step, self.first = lowered.compile(), first
-        self.check = comm.verify(self.step.as_text(), self.experiment.planned, self.mesh.shape)
+        self.check = comm.verify(self.step.as_text(), self.experiment.sends.collectives, self.mesh.shape)
 
     def batch(self, index):
         draw = np.random.RandomState(index)
@@ -133,7 +132,7 @@ def test_microbatches_send_the_same_bytes_in_more_messages():
     run, whole = Run(hybrid(microbatches=4), shape), prepared(hybrid(), shape)
     assert_as_planned(run)
     assert_follows(run, reference("adamw"))
-    assert wire_bytes_per_step(run.experiment, run.mesh) == wire_bytes_per_step(whole, run.mesh)
+    assert run.experiment.plan.wire_bytes_per_step == whole.plan.wire_bytes_per_step
 
 
 class Wide(nn.Module):
@@ -173,7 +172,7 @@ def test_the_cut_is_the_one_that_sends_less(inputs, units, devices):
 
 def prepared(config, shape):
     mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
-    return prepare(config, mesh, config.data.load("train"))
+    return prepare(config, mesh, source=config.data.load("train"))
 
 
 @pytest.mark.parametrize(
@@ -189,14 +188,14 @@ def test_cut_classifiers_send_fewer_bytes(model, size, plain, cut):
     sent = []
     for chosen in ((), names):
         experiment = prepare(replace(base, shard_dense=chosen), mesh, source)
-        sent.append(wire_bytes_per_step(experiment, mesh))
+        sent.append(experiment.plan.wire_bytes_per_step)
     assert [layer.cut for layer in experiment.layers] == ["rows", "rows"]
     assert sent == [plain, cut]
 
 
 def test_the_report_names_what_is_cut_and_numbers_leaves_as_the_model_does():
     experiment = prepared(hybrid(bucket_bytes=1024), (2, 4))
-    report = plan_json(experiment, experiment.layout.mesh)
+    report = experiment.plan.as_json()
     kernels = [f"classifier_{layer}/kernel" for layer in (6, 4, 1)]
     assert report["cut"] == dict.fromkeys(kernels, "rows")
     leaves = [name for bucket in report["buckets"] for name in bucket["leaves"]]
@@ -205,7 +204,7 @@ def test_the_report_names_what_is_cut_and_numbers_leaves_as_the_model_does():
     across = sum(c["elements"] for c in report["planned"] if c["axes"] == ["host"])
     kept, cut = 64 * 32 + 32 + 16 + 16 + 8, 32 * 16 + 16 * 16 + 16 * 8
     assert across == (kept + cut) // 4
-    assert "classifier_1/kernel is cut by rows" in plan_text(experiment, experiment.layout.mesh)
+    assert "classifier_1/kernel is cut by rows" in str(experiment.plan)
 
 
 # ---- Checkpoints, guards, replicas ----------------------------------------------------------------------------
@@ -243,7 +242,7 @@ def test_all_devices_agree_that_a_part_is_not_finite():
 
 def test_hosts_that_hold_other_parts_are_found():
     experiment = prepared(hybrid(), (2, 4))
-    state = experiment.first_state()
+    state = experiment.init()
     kernel = state.params["classifier_1"]["kernel"]
     copies = [np.array(shard.data) for shard in kernel.addressable_shards]
     copies[6][0, 0] += 1

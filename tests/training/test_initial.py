@@ -18,7 +18,7 @@ from jaxnet.parallel.initial import initial_values, weights_digest
 from jaxnet.training.prepare import prepare
 from jaxnet.weights import WeightsMetadata, write_variables
 from support.refusals import says
-from train import train
+from support.runs import train
 
 DATA = Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16)
 MODEL = CNN(2, widths=(4,), hidden=8, norm=True)
@@ -52,8 +52,8 @@ def written(path, values, left_out=()):
 
 def evaluated(config, mesh_shape=(2, 4)):
     """By name, what the state before the first step is evaluated by."""
-    experiment = prepare(config, comm.make_mesh(mesh_shape[0]), DATA.load("train"))
-    params, stats = experiment.layout.evaluated(experiment.first_state())
+    experiment = prepare(config, comm.make_mesh(mesh_shape[0]), source=DATA.load("train"))
+    params, stats = experiment.layout.evaluated(experiment.init())
     return {name: np.asarray(leaf) for name, leaf in flatten_dict({"params": params, **stats}, sep="/").items()}
 
 

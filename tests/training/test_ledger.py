@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-import train
 from jaxnet.cli.main import run
 from jaxnet.errors import InputError
 from jaxnet.report.goodput import Attempt, goodput, goodput_line, read_ledger
 from jaxnet.training import ledger as module
 from jaxnet.training.ledger import Ledger, process_start
 from support.dark_digits import config_of
+from support.runs import train
 
 
 class Clock:
@@ -159,8 +159,8 @@ def test_what_was_refused_is_no_attempt(clock, tmp_path):
 
 def test_a_mistake_before_training_costs_no_goodput(tmp_path):
     with pytest.raises(InputError, match="weights cannot be read"):
-        train.train(config_of(steps=4, initial_weights="none.safetensors"), tmp_path, quiet=True)
-    assert train.train(config_of(steps=4), tmp_path, quiet=True)["finished"]
+        train(config_of(steps=4, initial_weights="none.safetensors"), tmp_path, quiet=True)
+    assert train(config_of(steps=4), tmp_path, quiet=True)["finished"]
     [row] = goodput(read_ledger(tmp_path / "ledger.jsonl")).rows
     assert row.attempt.step == 4
 

@@ -18,12 +18,12 @@ from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.parallel.state import abstract_state
-from jaxnet.training.plan import plan_json, plan_text, wire_bytes_per_step
+from jaxnet.training.plan import Plan
 from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
 
-LOCAL = [name for name, make in comm.STRATEGIES.items() if make().schedule == "local"]
+LOCAL = [name for name, make in comm.STRATEGIES.items() if make().when == "local"]
 SGD, MOMENTUM = optax.sgd(0.1), optax.sgd(0.1, 0.9)
 ADAM = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(3e-3))
 LOCAL3, POST3, BMUF3 = local_sgd(3), post_local_sgd(3, 3), bmuf(3)
@@ -98,7 +98,7 @@ def test_all_devices_hold_the_same_bits_after_a_round_and_only_then(strategy):  
     made, state = setup(strategy), None
     for step in range(9):
         state, _ = taken(made, batches(1, first=step), state)
-        together = (step + 1) % 3 == 0 or step < strategy.averaging.synchronous_steps
+        together = (step + 1) % 3 == 0 or step < strategy.schedule.synchronous_steps
         assert all_equal((state.params, state.stats)) == together
         assert all_equal(state.average)
 
@@ -194,14 +194,18 @@ def outside_of_branches(hlo):
 
 def prepared(config, shape=SIX):
     mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
-    return prepare(config, mesh, Digits().load("train")), mesh
+    return prepare(config, mesh, source=Digits().load("train")), mesh
 
 
 @functools.cache
 def program(strategy, shape=SIX):
     """The experiment, its mesh and its compiled step."""
     experiment, mesh = prepared(config_of(strategy), shape)
-    return experiment, mesh, experiment.step.lower(experiment.state_shapes, experiment.batch_shapes).compile().as_text()
+    return (
+        experiment,
+        mesh,
+        experiment.step.lower(experiment.layout.shapes, experiment.batch_shapes).compile().as_text(),
+    )
 
 
 def config_of(strategy, **changes):
@@ -224,35 +228,35 @@ def test_what_every_step_sends_would_be_noticed():
 @pytest.mark.parametrize("name", LOCAL)
 def test_the_step_holds_the_planned_collectives_and_no_others(name):  # L6
     experiment, mesh, hlo = program(name)
-    check = comm.verify(hlo, experiment.planned, mesh.shape)
+    check = comm.verify(hlo, experiment.sends.collectives, mesh.shape)
     assert check.ok, check.explain()
     assert not check.extra
     assert len(check.found) == (6 if name == "post_local_sgd" else 3)
-    text = plan_text(experiment, mesh, check)
+    text = str(Plan(experiment, check))
     assert "the mean of the parameters every 8 steps" in text
     assert "bytes a step in the mean over host" in text
 
 
 def test_one_device_sends_nothing():  # L4
     experiment, mesh, hlo = program("post_local_sgd", (1, 1))
-    assert (experiment.planned, comm.verify(hlo, [], mesh.shape).found) == ((), ())
-    assert wire_bytes_per_step(experiment, mesh) == 0
+    assert (experiment.sends.collectives, comm.verify(hlo, [], mesh.shape).found) == ((), ())
+    assert experiment.plan.wire_bytes_per_step == 0
 
 
 def test_bytes_are_means_over_the_steps_of_the_run():
     experiments = {name: prepared(config_of(name, epochs=20)) for name in ("hierarchical", *LOCAL)}
-    sent = {name: wire_bytes_per_step(*given) for name, given in experiments.items()}
+    sent = {name: given[0].plan.wire_bytes_per_step for name, given in experiments.items()}
     assert sent["local_sgd"] == sent["bmuf"] == pytest.approx(sent["hierarchical"] / 8, rel=0.01)
     early = 200 / experiments["post_local_sgd"][0].total_steps
     assert sent["post_local_sgd"] == pytest.approx(sent["hierarchical"] * (early + (1 - early) / 8), rel=0.01)
 
 
 def test_the_report_names_what_travels():
-    experiment, mesh = prepared(config_of("local_sgd"))
-    [bucket] = plan_json(experiment, mesh)["buckets"]
+    experiment, _ = prepared(config_of("local_sgd"))
+    [bucket] = experiment.plan.as_json()["buckets"]
     assert bucket["leaves"][0].startswith("params/")
     assert bucket["leaves"][-1].startswith("metrics/")
-    floats = sum(leaf.size for leaf in jax.tree.leaves(experiment.exchange))
+    floats = sum(leaf.size for _, leaf in experiment.sends.leaves)
     assert bucket["elements"] == floats
 
 
@@ -342,7 +346,7 @@ def test_a_checkpoint_restores_under_another_strategy_and_mesh(tmp_path, back):
 @pytest.mark.parametrize("mode", ["pmap", "pieces", "jit"])
 def test_other_modes_are_refused_with_the_way_out(name, mode):
     with pytest.raises(InputError, match=rf"mode={mode} does not go with strategy={name}.*(mode=shard_map|mode=auto)"):
-        prepare(config_of(name, mode=mode), comm.make_mesh(1), Digits().load("train"))
+        prepare(config_of(name, mode=mode), comm.make_mesh(1), source=Digits().load("train"))
 
 
 @pytest.mark.parametrize("given", [{"block_momentum": 2.0}, {"block_momentum": -0.1}, {"block_rate": 0.0}])

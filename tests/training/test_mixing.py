@@ -1,4 +1,4 @@
-"""Mixup and cutmix keep what a batch holds, belong to the pair, and do what they say."""
+"""Mixup and cutmix keep the sums of a batch, depend on the pair alone, and match their definitions."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,8 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.models import Model, Variables
-from jaxnet.parallel.layout import make_layout
+from jaxnet.parallel import StepOptions, form_of
 from jaxnet.parallel.state import first_state
-from jaxnet.parallel.step import StepOptions, make_train_step
 from jaxnet.tasks.classification import Pixels, classification_loss
 from jaxnet.tasks.mixing import Mixing, neighbours
 from support import tiny
@@ -110,9 +109,10 @@ def losses(devices, strategy="hierarchical", mode="shard_map", microbatches=1):
     mesh = comm.make_mesh(1, jax.devices()[:devices])
     strategy, optimizer = comm.named_strategy(strategy), optax.sgd(0.1)
     loss_fn = classification_loss(LINEAR, Pixels(size=10), mix=Mixing(mixup=0.2, cutmix=1.0))
-    first = lambda: first_state(LINEAR, optimizer, strategy.reducer, mesh, (10, 10, 1), 0)  # noqa: E731
-    layout = make_layout(jax.eval_shape(first), optimizer, mesh, strategy)
-    step = make_train_step(loss_fn, optimizer, strategy, mesh, StepOptions(mode, microbatches), layout)
+    form = form_of(strategy, mesh, StepOptions(mode, microbatches))
+    first = lambda: first_state(LINEAR, optimizer, form.reducer(None), mesh, (10, 10, 1), 0)  # noqa: E731
+    layout = form.layout(jax.eval_shape(first), optimizer)
+    step = form.step(loss_fn, optimizer, layout)
     return tiny.run(tiny.Setup(step, layout.make(first), mesh, layout), steps=3)[0]
 
 

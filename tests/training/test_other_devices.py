@@ -6,26 +6,27 @@ import jax
 import numpy as np
 import pytest
 
-import train
 from jaxnet import comm, inference
 from jaxnet.models import CNN
 from jaxnet.optimizer import Optimizer
-from jaxnet.training import place
 from support.checkpointing import assert_same_bits
 from support.dark_digits import config_of
+from support.runs import train
 from support.training_runs import arrays, metrics
 
 
 def trained(workdir, monkeypatch, strategy, steps, devices):
     """Train as far as `steps` on so many devices of one host."""
-    monkeypatch.setattr(place, "make_mesh", lambda hosts: comm.make_mesh(hosts, jax.devices()[:devices]))
+    monkeypatch.setattr(
+        "jaxnet.training.processes.make_mesh", lambda hosts: comm.make_mesh(hosts, jax.devices()[:devices])
+    )
     config = config_of(
         steps,
         model=CNN(10, widths=(4,), hidden=16),
         strategy=strategy,
         optimizer=Optimizer("sgd", learning_rate=0.1, schedule="constant"),
     )
-    summary = train.train(config, workdir, allow_config_change=True, quiet=True)
+    summary = train(config, workdir, allow_config_change=True, quiet=True)
     assert (summary["steps"], summary["mesh"]) == (steps, {"host": 1, "device": devices})
 
 

@@ -13,7 +13,7 @@ from jaxnet.data.photos import datasets
 from jaxnet.data.photos.decoding import PILLOW
 from jaxnet.models import CNN
 from support.imagenet import photo
-from train import train
+from support.runs import train
 
 
 def write_album(root, files):

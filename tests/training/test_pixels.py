@@ -1,4 +1,4 @@
-"""What is done to every image, in training and in evaluation."""
+"""Normalization and resizing of images, in training and in evaluation."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ def test_a_network_too_deep_for_the_images_takes_them_resized():
         prepare(config_with(), mesh, source)
     experiment = prepare(config_with(pixels=Pixels(size=16)), mesh, source)
     assert experiment.batch_shapes["image"].shape == (32, 8, 8, 1)  # as it travels to the device
-    jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes)
+    jax.eval_shape(experiment.step, experiment.layout.shapes, experiment.batch_shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def test_test_images_that_the_network_cannot_take_are_refused_before_training():
 
     def prepared(model, **changes):
         config = dataclasses.replace(config_with(data=Sized(12, 16), **changes), model=model)
-        return prepare(config, mesh, config.data.load("train"), config.data.load("test"))
+        return prepare(config, mesh, source=config.data.load("train"), tests=config.data.load("test"))
 
     dense = CNN(10, widths=(4,), hidden=8)
     with pytest.raises(InputError) as error:

@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-import train
 from jaxnet.config.check import endless_warmup, recipe_warnings
 from jaxnet.config.file import load_config
 from jaxnet.errors import InputError
 from support.programs import ROOT
 from support.refusals import TINY, every, says
+from support.runs import train
 
 STEP = "optimizer.schedule=step"
 CASES = {
@@ -36,7 +36,7 @@ CASES = {
 @every(CASES)
 def test_a_recipe_that_cannot_be_followed(given, words):
     with pytest.raises(InputError) as error:
-        load_config(ROOT / "configs/digits.py", given.split())
+        load_config(ROOT / "configs/digits.py", *given.split())
     says(str(error.value), words)
 
 
@@ -52,7 +52,7 @@ def test_a_recipe_that_cannot_be_followed(given, words):
     ],
 )
 def test_warmup_that_a_run_does_not_outlast_is_named(warmup, steps, key):
-    line = endless_warmup(load_config(ROOT / "configs/digits.py", warmup.split()), 22.45, steps)
+    line = endless_warmup(load_config(ROOT / "configs/digits.py", *warmup.split()), 22.45, steps)
     assert (line or "").startswith(f"optimizer.{key}" if key else "")
     assert (line is None) == (key is None)
 
@@ -71,7 +71,7 @@ def test_warmup_that_a_run_does_not_outlast_is_named(warmup, steps, key):
     ],
 )
 def test_what_does_nothing_or_ruins_a_run_is_named(given, said):
-    config = load_config(ROOT / "configs/digits.py", ["optimizer.warmup_steps=0", *given.split()])
+    config = load_config(ROOT / "configs/digits.py", "optimizer.warmup_steps=0", *given.split())
     lines = list(recipe_warnings(config, (8, 8, 1), 22.45, 45))
     assert len(lines) == (said is not None)
     assert not lines or lines[0].startswith(said)
@@ -80,7 +80,7 @@ def test_what_does_nothing_or_ruins_a_run_is_named(given, said):
 def test_a_run_says_so_once(tmp_path, caplog):
     path = tmp_path / "tiny.py"
     path.write_text(TINY)
-    config = load_config(path, ["optimizer.warmup_epochs=1"])
+    config = load_config(path, "optimizer.warmup_epochs=1")
     with caplog.at_level(logging.WARNING, logger="jaxnet"):
-        train.train(config, tmp_path / "run", quiet=True)
-    assert [message.partition(":")[0] for message in caplog.messages] == ["optimizer.warmup_epochs=1"]
+        train(config, tmp_path / "run", quiet=True)
+    assert [message.partition(":")[0] for message in caplog.messages] == "optimizer.warmup_epochs=1"

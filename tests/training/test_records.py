@@ -12,16 +12,16 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-import train
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from jaxnet.training.loop import Loop
-from jaxnet.training.records import MetricsWriter, NoMetricsWriter, read_settings, write_whole
+from jaxnet.training.records import MetricsWriter, read_settings, write_whole
 from jaxnet.training.stopping import StopSignal
 from jaxnet.training.summary import kept_summary
 from support.dark_digits import SIZE, config_of
 from support.disks import files_no_longer_than
+from support.runs import train
 from support.training_runs import metrics
 
 
@@ -42,7 +42,7 @@ def test_write_whole_leaves_the_old_file_when_it_fails(tmp_path):
 def test_records_are_appended_to(tmp_path):
     for step in (1, 2):
         records = MetricsWriter(tmp_path, tensorboard=False)
-        records.write(step, "train", {"loss": 0.5})
+        records.on_metrics(step, "train", {"loss": 0.5})
         records.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": s, "split": "train", "loss": 0.5} for s in (1, 2)]
@@ -51,7 +51,7 @@ def test_records_are_appended_to(tmp_path):
 def test_what_is_not_finite_is_null(tmp_path):
     """JSON has no word for it, and readers other than Python's refuse the line."""
     records = MetricsWriter(tmp_path, tensorboard=False)
-    records.write(1, "train", {"loss": math.nan, "members": {"loss": [math.inf, 2.0]}, "count": 3})
+    records.on_metrics(1, "train", {"loss": math.nan, "members": {"loss": [math.inf, 2.0]}, "count": 3})
     records.close()
     line = (tmp_path / "metrics.jsonl").read_text()
     wanted = {"step": 1, "split": "train", "loss": None, "members": {"loss": [None, 2.0]}, "count": 3}
@@ -73,10 +73,10 @@ def test_a_summary_of_an_earlier_attempt_is_not_that_of_the_run(tmp_path):
 
 def test_a_run_that_was_killed_before_its_summary_gets_one(tmp_path):
     """All its steps are done, and what lies there is of an attempt that a signal stopped."""
-    whole = train.train(config_of(steps=20), tmp_path, quiet=True)
+    whole = train(config_of(steps=20), tmp_path, quiet=True)
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({"steps": 7, "finished": False}))
-    again = train.train(config_of(steps=20), tmp_path, quiet=True)
+    again = train(config_of(steps=20), tmp_path, quiet=True)
     assert (again["steps"], again["finished"], again["loss"]) == (20, True, whole["loss"])
     assert json.loads(path.read_text()) == again
 
@@ -84,13 +84,13 @@ def test_a_run_that_was_killed_before_its_summary_gets_one(tmp_path):
 def test_an_evaluation_that_a_stop_left_out_is_made_up_for(tmp_path, monkeypatch):
     """The stop falls on the step of the second evaluation; whoever continues has the records of an unbroken run."""
     config = config_of(steps=20, eval_every_epochs=5 * SIZE / 1437)
-    unbroken = train.train(config, tmp_path / "unbroken", quiet=True)
+    unbroken = train(config, tmp_path / "unbroken", quiet=True)
     asked = []
     monkeypatch.setattr(StopSignal, "should_stop", lambda self, step: asked.append(step) or step == 10)
-    stopped = train.train(config, tmp_path / "run", quiet=True)
+    stopped = train(config, tmp_path / "run", quiet=True)
     monkeypatch.undo()
     assert (stopped["steps"], asked[-1]) == (10, 10)
-    train.train(config, tmp_path / "run", quiet=True)
+    train(config, tmp_path / "run", quiet=True)
     wanted, tested = (metrics(tmp_path / name, "test") for name in ("unbroken", "run"))
     assert tested == wanted
     assert list(tested) == [5, 10, 15, 20]
@@ -99,23 +99,23 @@ def test_an_evaluation_that_a_stop_left_out_is_made_up_for(tmp_path, monkeypatch
 
 def test_a_config_that_trains_nothing_is_not_written_down(tmp_path, capsys):
     """The weights that lie there are of the one before."""
-    train.train(config_of(steps=20), tmp_path, quiet=True)
+    train(config_of(steps=20), tmp_path, quiet=True)
     before = (tmp_path / "config.json").read_text()
-    train.train(config_of(steps=10, seed=3), tmp_path, allow_config_change=True)
+    train(config_of(steps=10, seed=3), tmp_path, allow_config_change=True)
     assert (tmp_path / "config.json").read_text() == before
     assert "nothing to train: this config ends at step 10" in "".join(capsys.readouterr())
 
 
 def test_a_line_is_on_the_disk_at_once(tmp_path):
     records = MetricsWriter(tmp_path, tensorboard=False)
-    records.write(1, "train", {"loss": 0.5})
+    records.on_metrics(1, "train", {"loss": 0.5})
     assert (tmp_path / "metrics.jsonl").read_text().endswith("0.5}\n")
     records.close()
 
 
 def test_tensorboard_files_are_written(tmp_path):
     records = MetricsWriter(tmp_path, tensorboard=True)
-    records.write(1, "train", {"loss": 0.5})
+    records.on_metrics(1, "train", {"loss": 0.5})
     records.close()
     assert list((tmp_path / "tensorboard").iterdir())
 
@@ -131,7 +131,7 @@ def test_a_full_disk_is_told_once_and_nothing_fails(tmp_path, caplog):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     records = MetricsWriter(tmp_path, tensorboard=False)
     for step in (1, 2):
-        records.write(step, "train", {"loss": 0.5})
+        records.on_metrics(step, "train", {"loss": 0.5})
     records.close()
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}/metrics.jsonl cannot be written: No space left on device; training goes on without, until it can"
@@ -152,11 +152,11 @@ def events_of(content):
 
 def test_no_half_line_is_left_and_the_file_is_written_again(tmp_path, caplog):
     records = MetricsWriter(tmp_path, tensorboard=True)
-    records.write(1, "train", {"loss": 0.5})
+    records.on_metrics(1, "train", {"loss": 0.5})
     with files_no_longer_than(60):
         for step in (2, 3):
-            records.write(step, "train", {"loss": 0.5})
-    records.write(4, "train", {"loss": 0.25})
+            records.on_metrics(step, "train", {"loss": 0.5})
+    records.on_metrics(4, "train", {"loss": 0.25})
     records.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 4]
@@ -175,7 +175,7 @@ def test_no_half_line_is_left_and_the_file_is_written_again(tmp_path, caplog):
 def test_a_half_line_of_a_killed_run_is_cut_off(tmp_path, half, caplog):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + half)
     records = MetricsWriter(tmp_path, tensorboard=False)
-    records.write(3, "train", {"loss": 0.5})
+    records.on_metrics(3, "train", {"loss": 0.5})
     records.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 3]
@@ -187,9 +187,9 @@ def test_a_directory_that_vanishes_and_comes_back(tmp_path, caplog):
     workdir.mkdir()
     records = MetricsWriter(workdir, tensorboard=False)
     shutil.rmtree(workdir)
-    records.write(1, "train", {"loss": 0.5})
+    records.on_metrics(1, "train", {"loss": 0.5})
     workdir.mkdir()
-    records.write(2, "train", {"loss": 0.5})
+    records.on_metrics(2, "train", {"loss": 0.5})
     records.close()
     assert json.loads((workdir / "metrics.jsonl").read_text())["step"] == 2
     assert [
@@ -206,7 +206,7 @@ def test_a_run_that_may_write_no_more_writes_nothing(tmp_path):
 
     records = MetricsWriter(tmp_path, tensorboard=False, fence=fence)
     with pytest.raises(InputError, match="taken over"):
-        records.write(1, "train", {"loss": 0.5})
+        records.on_metrics(1, "train", {"loss": 0.5})
     records.close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
@@ -223,14 +223,6 @@ def test_damaged_settings_are_refused(content, tmp_path):
         read_settings(tmp_path / "config.json")
 
 
-def test_other_processes_write_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    records = NoMetricsWriter()
-    records.write(1, "train", {"loss": 0.5})
-    records.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_run_whose_directory_vanishes_ends_with_one_error(tmp_path, monkeypatch):
     one = Loop._one
 
@@ -241,7 +233,7 @@ def test_a_run_whose_directory_vanishes_ends_with_one_error(tmp_path, monkeypatc
 
     monkeypatch.setattr(Loop, "_one", vanishing)
     with pytest.raises(InputError, match=r"summary\.json cannot be written: No such file or directory"):
-        train.train(config_of(5), tmp_path / "run", quiet=True)
+        train(config_of(5), tmp_path / "run", quiet=True)
 
 
 def test_what_is_being_saved_when_an_exception_leaves_is_finished_first(tmp_path, monkeypatch):
@@ -261,7 +253,7 @@ def test_what_is_being_saved_when_an_exception_leaves_is_finished_first(tmp_path
     monkeypatch.setattr(Loop, "_one", failing)
     monkeypatch.setattr(manifest, "write", slow)
     with pytest.raises(RuntimeError, match="a bug"):
-        train.train(config_of(30), tmp_path / "run", quiet=True)
+        train(config_of(30), tmp_path / "run", quiet=True)
     assert manifest.check(tmp_path / "run/checkpoints/000010").about["step"] == 10
 
 
@@ -279,4 +271,4 @@ def test_a_save_that_fails_then_does_not_hide_the_exception(tmp_path, monkeypatc
     monkeypatch.setattr(Loop, "_one", failing)
     monkeypatch.setattr(manifest, "write", refused)
     with pytest.raises(RuntimeError, match="a bug"):
-        train.train(config_of(30), tmp_path / "run", quiet=True)
+        train(config_of(30), tmp_path / "run", quiet=True)

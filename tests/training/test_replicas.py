@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxnet import comm
 from jaxnet.comm.strategies import local_sgd
-from jaxnet.parallel.layout import make_layout
+from jaxnet.parallel import form_of
 from jaxnet.parallel.replicas import Replicas, described, leaf_hash
 from jaxnet.parallel.state import TrainState
 from support import poison
@@ -135,7 +135,7 @@ def told(rank, wrong):
     if rank == int(wrong):
         params["kernel"][3] += 1e-6
     own = TrainState(np.int32(0), params, {}, (), (), None, np.zeros(2, np.uint32))
-    layout = make_layout(jax.eval_shape(lambda: own), optax.sgd(0.1), mesh, comm.named_strategy("flat"))
+    layout = form_of(comm.named_strategy("flat"), mesh).layout(jax.eval_shape(lambda: own), optax.sgd(0.1))
     shared = comm.replicated(mesh)
     state = jax.tree.map(lambda leaf: jax.make_array_from_callback(leaf.shape, shared, lambda at: leaf[at]), own)
     return Replicas(layout).difference(state)

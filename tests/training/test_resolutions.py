@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-import train
 from jaxnet import comm
 from jaxnet.config.check import check_config
 from jaxnet.config.run import Checkpoints, Config, Log
@@ -20,6 +19,7 @@ from jaxnet.optimizer import Optimizer
 from jaxnet.tasks.classification import Pixels
 from jaxnet.training.prepare import prepare
 from jaxnet.training.resolutions import Phase, batches_in_phases, phases_of
+from support.runs import train
 
 SOURCE = Synthetic((8, 8, 1), num_classes=2, num_train=64, num_test=16).load("train")
 PHASES = (Phase(0, 4), Phase(3, 6), Phase(3, 7), Phase(5, 8))
@@ -105,13 +105,13 @@ def losses(workdir):
 
 
 def test_a_run_compiles_each_size_ahead_and_continues_in_the_middle_of_one(tmp_path):
-    whole = train.train(config_with(), tmp_path / "whole", quiet=True)
+    whole = train(config_with(), tmp_path / "whole", quiet=True)
     assert (whole["steps"], whole["examples"]) == (8, 16)
     config, workdir = config_with(), tmp_path / "parts"
-    train.train(config, workdir, quiet=True)
+    train(config, workdir, quiet=True)
     for step in (7, 8):  # as if it had been stopped after step 6, in the second phase
         shutil.rmtree(workdir / f"checkpoints/{step:06d}")
-    train.train(config, workdir, quiet=True)
+    train(config, workdir, quiet=True)
     assert losses(workdir) == losses(tmp_path / "whole")
 
 

@@ -13,7 +13,7 @@ from jaxnet import comm
 from support import tiny
 
 STEPS = 3
-LOSSY = [name for name, make in comm.STRATEGIES.items() if not make().exact and make().averaging is None]
+LOSSY = [name for name, make in comm.STRATEGIES.items() if not make().exact and make().kind != "local"]
 
 
 def run(strategy):
@@ -68,9 +68,9 @@ def test_a_wrong_setting_says_what_there_is(label, said):
 def test_settings_stand_behind_the_name():
     strategy = comm.named_strategy("bmuf:every=4:block_momentum=0.5:with_optimizer=true")
     assert strategy.name == "bmuf:every=4:block_momentum=0.5:with_optimizer=true"
-    assert strategy.averaging.every == 4
-    assert strategy.averaging.block.momentum == 0.5
-    assert strategy.averaging.with_optimizer
+    assert strategy.schedule.every == 4
+    assert strategy.schedule.block.momentum == 0.5
+    assert strategy.schedule.with_optimizer
     shapes = [jax.ShapeDtypeStruct((64, 64), "float32")]
     sent = [
         sum(c.wire_bytes for c in comm.named_strategy(label).reducer.plan(shapes, {"host": 2, "device": 1}).collectives)

@@ -21,7 +21,7 @@ SHAPES = {"w": jax.ShapeDtypeStruct((40, 25), "float32"), "b": jax.ShapeDtypeStr
 
 
 def config_of(*overrides):
-    return load_config(DIGITS, ["transport=mpi", *overrides])
+    return load_config(DIGITS, "transport=mpi", *overrides)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -76,7 +76,7 @@ def test_what_would_sum_over_the_mesh_of_one_rank_is_refused():
 
 def test_a_transport_that_there_is_not_is_refused():
     with pytest.raises(InputError, match="transport=tcp: wanted one of xla, mpi"):
-        load_config(DIGITS, ["transport=tcp"])
+        load_config(DIGITS, "transport=tcp")
 
 
 def test_a_mesh_of_several_hosts_is_refused():

@@ -1,0 +1,83 @@
+"""`jaxnet train`: train a model as a config says. `python train.py` is the same."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxnet.command_line import Commands, Parser, given_path
+from jaxnet.errors import InputError, exit_cleanly, say
+
+_DESCRIPTION = "Train a model as a config says; run again with the same workdir, it continues."
+
+_EXAMPLES = """\
+examples:
+  {prog} --config configs/digits.py
+  {prog} --config configs/digits.py --workdir runs/slow strategy=ddp optimizer.learning_rate=0.0005
+  {prog} --config configs/digits.py --json
+"""
+
+
+def add_train(commands: Commands) -> None:
+    """Add `train` to the commands of `jaxnet`."""
+    examples = _EXAMPLES.format(prog="jaxnet train")
+    parser = commands.add_parser("train", help="train a model", description=_DESCRIPTION, epilog=examples)
+    _add_arguments(parser)
+    parser.set_defaults(run=_run_and_leave)
+
+
+def _add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="a Python file with get_config(), such as configs/digits.py; FILE is run",
+    )
+    parser.add_argument("--workdir", type=given_path, help="where the run writes; default runs/NAME")
+    parser.add_argument("--allow-config-change", action="store_true", help="continue a run although its config differs")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON, and nothing else")
+    parser.add_overrides()
+
+
+def _run_and_leave(args: argparse.Namespace) -> int:
+    """Run as `main` does, and end the process as one of a job must."""
+    from jaxnet.cluster.start import leave
+
+    exit_cleanly(lambda: run_train(args), leave)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line of train.py, the process's own by default; the result is the exit status."""
+    parser = Parser(prog="train.py", description=_DESCRIPTION, epilog=_EXAMPLES.format(prog="python train.py"))
+    _add_arguments(parser)
+    return run_train(parser.parse_args(sys.argv[1:] if argv is None else argv))
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Train; the result is the exit status."""
+    from jaxnet.cluster.progress import noted
+    from jaxnet.cluster.start import start
+    from jaxnet.config.file import load_config
+    from jaxnet.training.display import show_warnings
+    from jaxnet.training.ledger import Ledger, process_start
+    from jaxnet.training.records import as_json
+    from jaxnet.training.trainer import train
+    from jaxnet.training.watchdog import Watchdog
+
+    show_warnings()
+    config = load_config(args.config, *args.overrides)
+    with Watchdog(config.watchdog, noted(os.environ)) as watchdog:
+        run = train(
+            config,
+            args.workdir or Path("runs") / Path(args.config).stem,
+            allow_config_change=args.allow_config_change,
+            quiet=args.json,
+            watchdog=watchdog,
+            ledger=Ledger(process_start()),
+        )
+    if args.json and start().process_index == 0:  # the processes have been joined above
+        say(as_json(run.summary), sys.stdout)
+    if run.summary.get("not_saved"):
+        raise InputError(f"the last checkpoint is missing: {run.summary['not_saved']}")
+    return 0

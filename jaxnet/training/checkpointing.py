@@ -1,0 +1,175 @@
+"""Where a run begins, and what it saves: at its newest good checkpoint, or with a state made on the mesh."""
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxnet.checkpoints import Checkpointer, FaultTolerantCheckpoints, OneWriter, Replaceable, Restored
+from jaxnet.comm import one_per_device
+from jaxnet.config.keys import flatten
+from jaxnet.data import Inputs
+from jaxnet.parallel.initial import initial_text
+from jaxnet.parallel.state import TrainState, abstract_state, first_comm, stored_scale
+from jaxnet.training.display import say_nothing, say_warning
+from jaxnet.training.guard import GuardState
+from jaxnet.training.ledger import Ledger
+from jaxnet.training.observer import Observer
+from jaxnet.training.prepare import Experiment
+from jaxnet.training.processes import ProcessGroup, decoder, other_decoder
+from jaxnet.training.workdir import Fence
+
+_OWES_EVALUATION = "owes_evaluation"  # in what is saved with a state
+
+
+class Start(NamedTuple):
+    """Where a run begins.
+
+    Attributes:
+        state: as the step takes it.
+        step: steps that are done.
+        guard: what the guard has counted in them.
+        fresh: whether there was no checkpoint.
+        owes_evaluation: whether that of the last step is still to be done, because a signal came with it.
+        weights: the line that says which weights it begins with, if they are not random.
+    """
+
+    state: TrainState
+    step: int
+    guard: GuardState
+    fresh: bool
+    owes_evaluation: bool = False
+    weights: str = ""
+
+
+def open_checkpoints(experiment: Experiment, workdir: Path, fence: Fence) -> FaultTolerantCheckpoints:
+    """The run's checkpoints; with MPI, where no array spans the processes, those of rank 0."""
+    processes, keep = experiment.processes, experiment.config.checkpoints.keep
+    directory, ranks = workdir / "checkpoints", processes.cluster.mpi
+    checkpoints: Checkpointer | OneWriter
+    if ranks:
+        checkpoints = OneWriter(directory, ranks, keep=keep, best="accuracy", fence=fence)
+    else:
+        checkpoints = Checkpointer(directory, keep=keep, best="accuracy", fence=fence)
+    return FaultTolerantCheckpoints(checkpoints, _say(processes))
+
+
+def _say(processes: ProcessGroup) -> Callable[[str], None]:
+    return say_warning if processes.primary else say_nothing
+
+
+def start(experiment: Experiment, checkpoints: FaultTolerantCheckpoints) -> Start:
+    """Restore the newest good checkpoint, or make the first state."""
+    say, config = _say(experiment.processes), experiment.config
+    restored = restore(experiment, checkpoints, say)
+    if restored is None:
+        path, state = config.initial_weights, experiment.init()
+        weights = "" if path is None else initial_text(Path(path), experiment.variables)
+        return Start(state, 0, GuardState(), True, weights=weights)
+    if changed := other_decoder(config, restored.extra):
+        say(changed)
+    state = experiment.layout.cut(restored.state)
+    owes_evaluation = bool(restored.extra.get(_OWES_EVALUATION))
+    return Start(state, restored.step, GuardState.saved(restored.extra), False, owes_evaluation)
+
+
+def restore(
+    experiment: Experiment,
+    checkpoints: Checkpointer | FaultTolerantCheckpoints | OneWriter,
+    say: Callable[[str], None],
+    up_to: int | None = None,
+) -> Restored | None:
+    """The newest good checkpoint, of step `up_to` or before, as a whole state on the mesh; None where there is none.
+
+    What a reducer remembers is each device's own. Where it was saved on other devices it is begun anew, and `say` takes
+    the line that says so.
+    """
+    shapes, mesh = experiment.layout.whole_shapes, experiment.mesh
+
+    def comm() -> dict[str, Any]:
+        reducer = experiment.form.reducer(shapes.params)
+        make = jax.jit(lambda: first_comm(reducer, shapes.params, mesh), out_shardings=one_per_device(mesh))
+        return {"comm": make()}
+
+    like, replaceable = abstract_state(shapes, mesh), Replaceable("comm/", comm)
+    restored = checkpoints.restore_latest(like, up_to=up_to, defaults=stored_scale(), replaceable=replaceable)
+    if restored is not None and restored.replaced:
+        say(_lost(experiment, restored))
+    return restored
+
+
+def _lost(experiment: Experiment, restored: Restored) -> str:
+    """The line that says what of the gradients will never be sent."""
+    strategy = experiment.strategy.label
+    before = restored.extra.get("config", {}).get("strategy", strategy)
+    dims = next(iter(restored.replaced.values())).partition("[")[2]
+    there = [int(size) for size in re.findall(r"\d+", dims)[:2]]
+    return (
+        f"the residuals of step {restored.step}, gradients that were not sent yet, are lost: they are those of "
+        f"strategy={before} on {_devices(there)}, and the run goes on with strategy={strategy} on "
+        f"{_devices(experiment.layout.mesh.shape.values())}"
+    )
+
+
+def _devices(mesh: Iterable[int]) -> str:
+    sizes = list(mesh)
+    count = math.prod(sizes)
+    return f"{count} device{'s' * (count > 1)} (mesh {'x'.join(map(str, sizes))})"
+
+
+class Saver(Observer):
+    """Saves states of a run, each with what whoever uses it later must know. At the end it waits for the disk.
+
+    Args:
+        experiment: of the run.
+        checkpoints: where states go.
+        inputs: what the model takes and gives.
+        guard: what the guard has counted so far.
+        ledger: what of the run's time is spent on it.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        checkpoints: FaultTolerantCheckpoints,
+        inputs: Inputs,
+        guard: Callable[[], GuardState],
+        ledger: Ledger,
+    ) -> None:
+        self._experiment, self._checkpoints, self._guard, self._ledger = experiment, checkpoints, guard, ledger
+        config = experiment.config
+        self._constant = {"config": flatten(config), "inputs": inputs.as_json(), **decoder(config)}
+
+    def save(self, state: TrainState, step: int, evaluation: dict[str, Any] | None, owed: bool) -> None:
+        """Write a checkpoint in the background; `owed`: the evaluation of this step is still to be made."""
+        said = {"next_step": step, "guard": self._guard().to_save(), _OWES_EVALUATION: owed}
+        whole = self._experiment.layout.whole(state)
+        self._checkpoints.save(step, whole, extra={**self._constant, **said}, metrics=evaluation)
+
+    def on_end(self, step: int) -> None:
+        """Wait until all is written."""
+        with self._ledger.during("checkpoint"):
+            self._checkpoints.wait()
+
+
+@contextlib.contextmanager
+def written_on_error(
+    checkpoints: FaultTolerantCheckpoints, processes: ProcessGroup, begins: Callable[[str], None]
+) -> Iterator[None]:
+    """When an exception leaves, wait for what is being saved before the workdir is given back.
+
+    Only where this process is alone: others might never write their part, and all would wait for it. `begins` takes
+    what is done then, in words.
+    """
+    try:
+        yield
+    except BaseException:
+        if processes.cluster.process_count == 1:
+            begins("a checkpoint")
+            with contextlib.suppress(Exception):  # the one that leaves says what went wrong first
+                checkpoints.wait()
+        raise

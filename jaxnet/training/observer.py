@@ -1,0 +1,62 @@
+"""What hangs on the loop: everything that watches a run and computes no step."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxnet.parallel.state import TrainState
+
+
+class Dispatched(NamedTuple):
+    """A step that was handed to the devices. They may not have run it yet.
+
+    Attributes:
+        step: its number, from 1.
+        state: after it.
+        metrics: its metrics; reading one waits for the devices.
+        waited: seconds in which its batch was made while the devices had nothing to do.
+        blocked: seconds that the loop has waited for the devices since it began.
+    """
+
+    step: int
+    state: TrainState
+    metrics: Mapping[str, jax.Array]
+    waited: float
+    blocked: float
+
+
+class Observer:
+    """Watches the steps of a run. Every method does nothing; a subclass overrides those that it needs.
+
+    All processes of a run make the same calls in the same order.
+
+    >>> class Stop(Observer):
+    ...     '''Stops the run once the test accuracy is good enough.'''
+    ...     def on_metrics(self, step, split, values):
+    ...         return split == "test" and values["accuracy"] > 0.99
+    """
+
+    def before_step(self, step: int) -> None:
+        """`step` steps were dispatched, and the next one is about to be."""
+
+    def after_step(self, dispatched: Dispatched) -> None:
+        """A step was dispatched. Do not wait for its values: the devices would run dry."""
+
+    @contextlib.contextmanager
+    def aside(self, what: str, kind: str) -> Iterator[None]:
+        """Inside, something is done that is no step: `what`, of the kind 'evaluation', 'checkpoint' or 'other'."""
+        yield
+
+    def on_metrics(self, step: int, split: str, values: Mapping[str, Any]) -> bool | None:
+        """Figures up to `step`: means over the last training steps ('train'), or of an evaluation ('test').
+
+        True stops the run after this step. All processes must answer alike; metrics are the same on all, times are not.
+        """
+
+    def on_back(self, step: int) -> None:
+        """The run went back to the state after `step` steps, and does the steps after it again."""
+
+    def on_end(self, step: int) -> None:
+        """All steps up to `step` are done, and no other begins."""

@@ -1,0 +1,118 @@
+"""Where a run takes place: its processes, their mesh, and this process's part of every batch."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from jaxnet.checkpoints import Consensus
+from jaxnet.cluster.agreement import check_agreement, code_digests
+from jaxnet.cluster.start import Cluster, start, start_by_mpi
+from jaxnet.comm import make_mesh, mpi_world
+from jaxnet.config.keys import to_json
+from jaxnet.config.run import Config
+from jaxnet.data import Shard
+from jaxnet.errors import InputError
+from jaxnet.parallel.initial import weights_digest
+
+# ---- What must be the same on all processes of a run, and what a run that is continued should find as it was
+
+
+_DECODER = "decoder"
+
+
+def fingerprint(config: Config) -> dict[str, str]:
+    """What must be the same on all processes."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy", *(("mpi4jax", "mpi4py") * (config.transport == "mpi")))
+    return {
+        "config": hashlib.sha256(to_json(config).encode()).hexdigest()[:16],
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "devices per process": str(local_device_count()),
+        **({} if config.initial_weights is None else {"initial weights": weights_digest(config.initial_weights)}),
+        **{package: version(package) for package in packages},
+        **decoder(config),
+        **code_digests(),
+    }
+
+
+def local_device_count() -> int:
+    """Devices of this process, or an InputError if JAX cannot make any."""
+    try:
+        return jax.local_device_count()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform which it knows has a device
+        reason = str(error) or "there is no such device here; set it to cpu, or not at all"
+        raise InputError(
+            f"JAX cannot start with JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {reason}"
+        ) from error
+
+
+def decoder(config: Config) -> dict[str, str]:
+    """What decodes the images of a data set that says so; checkpoints hold it, too."""
+    name = getattr(config.data, _DECODER, None)
+    return {} if name is None else {_DECODER: str(name)}
+
+
+def other_decoder(config: Config, extra: Mapping[str, Any]) -> str | None:
+    """The line that says that a run goes on with another decoder than the checkpoint with this `extra`; or None.
+
+    No reason to refuse: pixels differ by little, and what was learned holds. But the bits are not an unbroken run's.
+    """
+    now, before = decoder(config).get(_DECODER), extra.get(_DECODER)
+    if now is None or before is None or now == before:
+        return None
+    return (
+        f"images are decoded by {now} from now on, and were by {before} until this checkpoint: pixels differ a little; "
+        "install the same packages to continue as before"
+    )
+
+
+class ProcessGroup(NamedTuple):
+    """The processes of a run as one of them sees them.
+
+    Attributes:
+        cluster: how many there are, which one this is, and how they were joined.
+        mesh: axes ('host', 'device'), over the devices of all; with MPI over those of this process.
+        shard: which part of every batch this process reads.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    shard: Shard
+
+    @property
+    def primary(self) -> bool:
+        """Whether this is process 0, which writes and speaks for all."""
+        return self.shard.index == 0
+
+    def broadcast_object(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on process 0, as JSON carries it; all processes call this, in the same order."""
+        ranks = self.cluster.mpi
+        return ranks.broadcast_object(make) if ranks else Consensus().decided(make)
+
+
+def join(config: Config, mesh: Mesh | None = None) -> ProcessGroup:
+    """Join the processes, check that all run the same, and lay the mesh over their devices.
+
+    With a `mesh`, of devices that exist or that are only compiled for, nothing is joined: the group is what JAX knows.
+    """
+    if mesh is not None:
+        alone = Cluster(jax.process_index(), jax.process_count())
+        return ProcessGroup(alone, mesh, Shard(alone.process_index, alone.process_count))
+    cluster = start_by_mpi(mpi_world) if config.transport == "mpi" else start()
+    check_agreement(cluster, fingerprint(config))
+    return ProcessGroup(cluster, mesh_of(config), Shard(cluster.process_index, cluster.process_count))
+
+
+def mesh_of(config: Config) -> Mesh:
+    """The mesh that the config asks for."""
+    try:
+        return make_mesh(1 if config.transport == "mpi" else config.hosts)
+    except ValueError as error:
+        count = jax.device_count()
+        divisors = ", ".join(str(hosts) for hosts in range(1, count + 1) if count % hosts == 0)
+        raise InputError(f"hosts={config.hosts}: {error}; wanted one of {divisors}") from error

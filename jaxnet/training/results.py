@@ -1,0 +1,236 @@
+"""A run that was trained: its metrics as a table, its state, its summary, and several runs beside each other."""
+
+import html
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxnet.comm import Check
+from jaxnet.config.run import Config
+from jaxnet.errors import InputError
+from jaxnet.parallel.state import TrainState
+from jaxnet.training.plan import Plan
+
+if TYPE_CHECKING:
+    from jaxnet.training.prepare import Experiment
+
+
+class Table(Sequence[dict[str, Any]]):
+    """Rows with named columns, where pandas is not installed. Prints aligned; a notebook shows it as HTML.
+
+    >>> table = Table([{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
+    >>> table["loss"]
+    [0.5, 0.25]
+    >>> print(table)
+    step  loss
+       1   0.5
+       2  0.25
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = [dict(row) for row in rows]
+        self.columns = list(dict.fromkeys(name for row in self._rows for name in row))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A row by its number, or a column by its name (None where a row has no such value)."""
+        return [row.get(key) for row in self._rows] if isinstance(key, str) else self._rows[key]
+
+    def __str__(self) -> str:
+        cells = [self.columns, *([_cell(row.get(name)) for name in self.columns] for row in self._rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in cells)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in self.columns) + "</tr>"
+            for row in self._rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The rows as a pandas DataFrame, or as a `Table` where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        return Table(rows)
+    return pandas.DataFrame(list(rows))
+
+
+def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, by step. Of a step that was run again, the later line counts.
+
+    Raises:
+        InputError: there is no such file, or it is no run's.
+    """
+    path = Path(workdir) / "metrics.jsonl"
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        by_step = {(line["step"], line["split"]): line for line in lines}
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; wanted the workdir of a run") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no run's metrics: {error}") from error
+    return sorted(by_step.values(), key=lambda line: line["step"])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What `train` gives back.
+
+    Attributes:
+        config: that it was trained with.
+        workdir: where it wrote.
+        summary: the final figures, as in summary.json.
+        experiment: model, optimizer, step and plan.
+        state: the last; see `Experiment.evaluate`.
+        check: the plan beside the compiled program.
+    """
+
+    config: Config
+    workdir: Path
+    summary: dict[str, Any]
+    experiment: "Experiment"
+    state: TrainState = field(repr=False)
+    check: Check = field(repr=False)
+
+    @property
+    def metrics(self) -> Any:
+        """What metrics.jsonl holds, a row a line: a pandas DataFrame, or a `Table` where pandas is not installed."""
+        return as_table(read_metrics(self.workdir))
+
+    @property
+    def plan(self) -> Plan:
+        """What a step sends, beside what the compiled program holds. Prints as tables."""
+        return Plan(self.experiment, self.check)
+
+    def __repr__(self) -> str:
+        test = f", loss {self.summary['loss']:.4f}" if self.summary.get("loss") is not None else ""
+        return f"<Run {self.workdir}: {self.summary['steps']} steps, {self.summary['strategy']}{test}>"
+
+
+_COLUMNS = ("steps", "loss", "accuracy", "examples_per_second", "wire_bytes_per_step", "data_wait_fraction", "seconds")
+
+
+class Comparison:
+    """Runs beside each other: final figures, differences to the first run, and curves.
+
+    Attributes:
+        summaries: by label, what each run's summary.json holds.
+        metrics: by label, the lines of each run's metrics.jsonl.
+    """
+
+    def __init__(self, summaries: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, list[dict[str, Any]]]) -> None:
+        self.summaries, self.metrics = dict(summaries), dict(metrics)
+
+    @property
+    def table(self) -> Any:
+        """A row a run: its final figures, and behind `examples_per_second` and bytes the ratio to the first run."""
+        return as_table(list(self._rows()))
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        first = next(iter(self.summaries.values()))
+        for label, summary in self.summaries.items():
+            row: dict[str, Any] = {"run": label, "strategy": summary["strategy"]}
+            for name in _COLUMNS:
+                row[name] = summary.get(name)
+                if name in ("examples_per_second", "wire_bytes_per_step"):
+                    row[f"{name} ratio"] = summary[name] / first[name] if first.get(name) else None
+            if summary.get("loss") is not None and first.get("loss") is not None:
+                row["loss difference"] = summary["loss"] - first["loss"]
+            yield row
+
+    @property
+    def differences(self) -> Any:
+        """Training loss at each logged step: a column a run, and its difference to the first run."""
+        losses = {label: _curve(lines, "train", "loss") for label, lines in self.metrics.items()}
+        labels = list(losses)
+        rows = []
+        for step in sorted({step for curve in losses.values() for step in curve}):
+            row: dict[str, Any] = {"step": step} | {label: losses[label].get(step) for label in labels}
+            for label in labels[1:]:
+                here, there = losses[label].get(step), losses[labels[0]].get(step)
+                row[f"{label} - {labels[0]}"] = None if here is None or there is None else here - there
+            rows.append(row)
+        return as_table(rows)
+
+    def figure(self) -> Any:
+        """The curves, as a matplotlib Figure: training loss and test accuracy, by step.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise InputError("a figure needs matplotlib, which is not installed: pip install matplotlib") from None
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        for axes, (split, name) in zip(figure.subplots(1, 2), (("train", "loss"), ("test", "accuracy")), strict=True):
+            for label, lines in self.metrics.items():
+                curve = _curve(lines, split, name)
+                axes.plot(list(curve), list(curve.values()), label=label)
+            axes.set_xlabel("step")
+            axes.set_ylabel(f"{split} {name}")
+            axes.legend(frameon=False)
+        return figure
+
+    def __str__(self) -> str:
+        return str(Table(list(self._rows())))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        table = Table(list(self._rows()))._repr_html_()
+        try:
+            figure = self.figure()
+        except InputError:
+            return table
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg")
+        return table + drawn.getvalue()[drawn.getvalue().index("<svg") :]
+
+
+def _curve(lines: Sequence[Mapping[str, Any]], split: str, name: str) -> dict[int, float]:
+    return {line["step"]: line[name] for line in lines if line["split"] == split and line.get(name) is not None}
+
+
+def compare(runs: Mapping[str, Run | str | Path]) -> Comparison:
+    """Runs beside each other, by label: a table, and in a notebook curves too.
+
+    Args:
+        runs: what `train` gave, or workdirs of runs that have ended.
+
+    Raises:
+        InputError: a workdir holds no run that has ended.
+    """
+    if not runs:
+        raise InputError("compare: wanted at least one run, such as {'xla': run_a, 'ddp': run_b}")
+    summaries, metrics = {}, {}
+    for label, run in runs.items():
+        workdir = run.workdir if isinstance(run, Run) else Path(run)
+        summaries[label] = run.summary if isinstance(run, Run) else _read_summary(workdir)
+        metrics[label] = read_metrics(workdir)
+    return Comparison(summaries, metrics)
+
+
+def _read_summary(workdir: Path) -> dict[str, Any]:
+    try:
+        summary: dict[str, Any] = json.loads((workdir / "summary.json").read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{workdir / 'summary.json'} cannot be read: {error}; wanted the workdir of a run") from error
+    return summary
