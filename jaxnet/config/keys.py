@@ -265,5 +265,17 @@ def differences(
     return [
         f"{key}: {show(saved, key)} -> {show(current, key)}"
         for key in keys
-        if saved.get(key, ...) != current.get(key, ...)
+        if class_name(saved.get(key, ...)) != class_name(current.get(key, ...))
     ]
+
+
+def class_name(value: Any) -> Any:
+    """A class of jaxnet by its name alone, without its module, which may have been another when it was saved.
+
+    Any other value is itself.
+
+    >>> class_name("jaxnet.training.loss.Pixels"), class_name("mine.Pixels"), class_name(3)
+    ('Pixels', 'mine.Pixels', 3)
+    """
+    ours = isinstance(value, str) and value.startswith("jaxnet.") and value.replace(".", "_").isidentifier()
+    return value.rpartition(".")[2] if ours else value

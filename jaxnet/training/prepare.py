@@ -334,7 +334,7 @@ def _order(loss_fn: LossFn, variables: Variables, batch: dict[str, jax.ShapeDtyp
 def make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState], dict[str, float]]:
     """A function of a state: its loss and accuracy on all of `tests`, each example counted once."""
     config, mesh, ensemble = experiment.config, experiment.mesh, experiment.config.ensemble.on
-    ranks = experiment.processes.cluster.ranks
+    ranks = experiment.processes.cluster.mpi
     step = (make_ensemble_eval_step if ensemble else make_eval_step)(experiment.model, config.pixels, mesh)
     across = [ranks.totals] if ranks else []
 

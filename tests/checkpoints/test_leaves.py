@@ -6,7 +6,7 @@ import optax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.checkpoints.files import described, differences, named_leaves, nested
+from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
 
 
 class Pair(NamedTuple):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
@@ -56,12 +57,27 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
     assert printed.err.count("\n") == 1
 
 
-def test_it_starts_without_jax():
-    code = """
+def test_it_says_its_version(capsys):
+    assert status_of(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxnet {version('jaxnet')}\n"
+
+
+def test_a_copy_that_is_not_installed_has_no_version(capsys, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("jaxnet.cli.main.version", missing)
+    assert status_of(["--version"]) == 2
+    assert capsys.readouterr().err.startswith("error: jaxnet is not installed, so it has no version: install it")
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_it_starts_without_jax(argument):
+    code = f"""
 import sys
 try:
     from jaxnet.cli.main import main
-    main(["--help"])
+    main([{argument!r}])
 finally:
     assert "jax" not in sys.modules
 """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxnet.cluster.environment import HEARTBEAT, Address, detect, find_place, heartbeat_seconds
-from jaxnet.cluster.rendezvous import listening_address
+from jaxnet.cluster.addresses import Address, listening_address
+from jaxnet.cluster.environment import HEARTBEAT, detect, find_place, heartbeat_seconds
 from jaxnet.errors import InputError
 
 CONTRACT = {"JAX_COORDINATOR_ADDRESS": "node1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}

@@ -4,9 +4,8 @@ import socket
 
 import pytest
 
-from jaxnet.cluster import rendezvous as listening
-from jaxnet.cluster.environment import Address
-from jaxnet.cluster.rendezvous import listening_address
+from jaxnet.cluster import addresses
+from jaxnet.cluster.addresses import Address, listening_address
 
 # What names lead to, and which addresses this host has, as each test sees them.
 NAMES = {
@@ -28,8 +27,8 @@ def host(monkeypatch):
         return [(None, None, None, "", (address, 0)) for address in NAMES[name]]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(listening, "is_own", OWN.__contains__)
-    monkeypatch.setattr(listening, "interface_address", {"eth1": "192.168.0.1"}.get)
+    monkeypatch.setattr(addresses, "is_own", OWN.__contains__)
+    monkeypatch.setattr(addresses, "interface_address", {"eth1": "192.168.0.1"}.get)
 
 
 @pytest.mark.usefixtures("host")
@@ -56,5 +55,5 @@ def test_one_address_wherever_it_is_known(coordinator, interface, wanted):
 
 
 def test_the_address_of_an_interface():
-    assert listening.interface_address("lo") == "127.0.0.1"
-    assert listening.interface_address("none") is None
+    assert addresses.interface_address("lo") == "127.0.0.1"
+    assert addresses.interface_address("none") is None

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxnet.cluster.environment import Address
+from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.errors import InputError
 

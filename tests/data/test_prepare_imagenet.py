@@ -231,10 +231,10 @@ def test_a_disk_that_fills_up_is_one_error_and_what_is_done_is_kept(archives, mo
         if len(written) == 3:
             raise OSError(28, os.strerror(28))
         written.append(target)
-        place(path, target)
+        move_into_place(path, target)
 
-    place = shards.place
-    monkeypatch.setattr(shards, "place", full)
+    move_into_place = shards.move_into_place
+    monkeypatch.setattr(shards, "move_into_place", full)
     with pytest.raises(
         InputError, match=r"array_record.* cannot be written in .*No space left on device.* start again"
     ):

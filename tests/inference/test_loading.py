@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import manifest
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.loading import load_network

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.hosts import Host, parse_list, read_file
 from jaxnet.operations.launchers.job import check_word, passed_environment, whole_command
-from jaxnet.operations.launchers.kubernetes import to_yaml
 from jaxnet.operations.launchers.mpi import MpiJob, mpi_script
 from jaxnet.operations.launchers.slurm import SlurmJob, slurm_script
+from jaxnet.operations.launchers.yaml import to_yaml
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 _SCALARS = _TEXT | st.booleans() | st.integers() | st.sampled_from(["yes", "1", "null", "a: b", "- x", "a\nb\n", "1e3"])

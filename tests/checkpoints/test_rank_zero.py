@@ -25,21 +25,21 @@ class Side:
     def __init__(self, pair, index):
         self._pair, self.index = pair, index
 
-    def given_by_all(self, value):
+    def all_gather_object(self, value):
         self._pair.said[self.index] = value
         self._pair.barrier.wait()
         values = list(self._pair.said)
         self._pair.barrier.wait()
         return values
 
-    def told(self, make):
+    def broadcast_object(self, make):
         value, error = None, None
         if self.index == 0:
             try:
                 value = make()
             except InputError as raised:
                 error = raised
-        value, error = self.given_by_all((value, error))[0]
+        value, error = self.all_gather_object((value, error))[0]
         if error is not None:
             raise InputError(str(error))
         return value
@@ -116,6 +116,6 @@ def test_a_directory_that_not_all_see_is_refused(tmp_path):
 
 
 def test_both_play_by_the_same_rules():
-    assert both(lambda side: side.given_by_all(side.index)) == [[0, 1], [0, 1]]
+    assert both(lambda side: side.all_gather_object(side.index)) == [[0, 1], [0, 1]]
     with pytest.raises(InputError, match="no"):
-        raise both(lambda side: side.told(lambda: (_ for _ in ()).throw(InputError("no"))))[1]
+        raise both(lambda side: side.broadcast_object(lambda: (_ for _ in ()).throw(InputError("no"))))[1]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxnet.cluster.environment import Address
+from jaxnet.cluster.addresses import Address
 from jaxnet.operations.launchers.hosts import Host
 from jaxnet.operations.launchers.kubernetes import KubernetesJob, manifest
 from jaxnet.operations.launchers.mpi import MpiJob, mpi_script

@@ -6,13 +6,19 @@ import pytest
 
 from jaxnet.cluster.environment import find_place
 from jaxnet.errors import InputError
-from jaxnet.operations.local import find_command, rank_environment
+from jaxnet.operations.launchers.job import find_command
+from jaxnet.operations.launchers.local import rank_environment
 
 
 def test_a_python_file_runs_with_this_interpreter(tmp_path):
     program = tmp_path / "train.py"
     program.touch()
     assert find_command([str(program), "--x"]) == [sys.executable, str(program), "--x"]
+
+
+def test_jaxnet_runs_with_this_interpreter_whatever_the_path_is(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_command(["jaxnet", "doctor"]) == [sys.executable, "-m", "jaxnet", "doctor"]
 
 
 def test_a_program_is_found_on_the_path():
@@ -23,7 +29,7 @@ def test_a_program_is_found_on_the_path():
     ("command", "message"),
     [
         ([], "no command to launch"),
-        (["nowhere/train.py"], "no such file: nowhere/train.py"),
+        (["nowhere/train.py"], "no such file: nowhere/train.py .* -- jaxnet train --config FILE"),
         (["no-such-program"], "no such program: no-such-program"),
     ],
 )

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.comm.hlo import collectives_in
-from jaxnet.report.trace import Thread, axes_of, bucket_of, read_program, scope_of
+from jaxnet.report.programs import axes_of, bucket_of, read_program, scope_of
+from jaxnet.report.trace import Thread
 from jaxnet.report.xspace import Message
 from support.traces import HLO
 

@@ -12,28 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.agreement import code_digests
-from jaxnet.cluster.environment import Address, Place
-from jaxnet.operations.doctor import devices
-from jaxnet.operations.doctor import directory as files
-from jaxnet.operations.doctor import host as machine
-from jaxnet.operations.doctor import host as names
+from jaxnet.cluster.environment import Place
+from jaxnet.operations.doctor import devices, directory, host
+from jaxnet.operations.doctor.clocks import Offset, judge_clocks
 from jaxnet.operations.doctor.examine import Diagnosis, diagnosis_json, diagnosis_text
 from jaxnet.operations.doctor.finding import (
     FAILED,
     OK,
     WARNING,
-    TimedOut,
-    any_left,
     check_same,
     failed,
     merged,
     ok,
     warning,
-    within,
 )
-from jaxnet.operations.doctor.links import Offset
-from jaxnet.operations.doctor.links import judge as judge_clocks
+from jaxnet.operations.doctor.waiting import TimedOut, any_left, within
 
 TWO = Place("variables", 1, 2, Address("node0", 1234), Address("::", 1234))
 
@@ -59,28 +54,28 @@ def by_check(findings):
 
 def test_an_own_name_that_is_loopback(hosts):
     hosts |= {"node1": "127.0.1.1", "node0": "10.0.0.1"}
-    own = by_check(names.check_names(TWO, {}, 1))["own name"]
+    own = by_check(host.check_names(TWO, {}, 1))["own name"]
     assert own.status == WARNING
     assert own.found.startswith("node1 is 127.0.1.1, a loopback address: jaxnet listens elsewhere")
     assert own.cure == "in /etc/hosts of node1, give node1 the address at which the other hosts reach it"
-    alone = names.check_names(Place("single"), {}, 1)
+    alone = host.check_names(Place("single"), {}, 1)
     assert [finding.status for finding in alone] == [OK]
 
 
 def test_an_own_name_without_an_address(hosts):
-    [own] = names.check_names(Place("single"), {}, 1)
+    [own] = host.check_names(Place("single"), {}, 1)
     assert (own.status, own.found) == (WARNING, "node1 has no address (name or service not known)")
 
 
 def test_a_coordinator_without_an_address(hosts):
-    coordinator = by_check(names.check_names(TWO, {}, 0))["coordinator"]
+    coordinator = by_check(host.check_names(TWO, {}, 0))["coordinator"]
     assert coordinator.status == FAILED
     assert coordinator.found == "node1 cannot resolve node0 (name or service not known)"
 
 
 def test_a_coordinator_that_leads_back(hosts):
     hosts |= {"node0": "127.0.1.1"}
-    coordinator = by_check(names.check_names(TWO, {}, 1))["coordinator"]
+    coordinator = by_check(host.check_names(TWO, {}, 1))["coordinator"]
     assert coordinator.status == WARNING
     assert coordinator.found == "node0:1234 is 127.0.1.1 on node1, a loopback address: it leads back to node1"
 
@@ -88,17 +83,17 @@ def test_a_coordinator_that_leads_back(hosts):
 def test_a_coordinator_that_is_elsewhere_than_rank_0(hosts):
     hosts |= {"node0": "192.0.2.7"}
     first = Place("variables", 0, 2, TWO.coordinator, TWO.bind)
-    assert by_check(names.check_names(first, {}, 1))["coordinator"].found == (
+    assert by_check(host.check_names(first, {}, 1))["coordinator"].found == (
         "node0:1234 is 192.0.2.7, which is no address of node1, where rank 0 runs"
     )
-    bound = names.check_names(first, {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:1234"}, 1)
+    bound = host.check_names(first, {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.1:1234"}, 1)
     assert by_check(bound)["coordinator"].status == OK
 
 
 def test_interfaces():
     there = Place("single", interface="lo")
-    assert by_check(names.check_names(there, {}, 1))["interface"].found == "lo has 127.0.0.1"
-    missing = by_check(names.check_names(Place("single", interface="nope0"), {}, 1))["interface"]
+    assert by_check(host.check_names(there, {}, 1))["interface"].found == "lo has 127.0.0.1"
+    missing = by_check(host.check_names(Place("single", interface="nope0"), {}, 1))["interface"]
     assert missing.status == FAILED
     assert "has no such network interface; it has" in missing.found
 
@@ -114,7 +109,7 @@ def test_interfaces():
     ],
 )
 def test_proxies(environ, status):
-    found = machine.check_proxies(environ, "node0")
+    found = host.check_proxies(environ, "node0")
     assert found.status == status
     assert status == OK or found.found.startswith("http_proxy is set and no_proxy does not name the coordinator node0")
 
@@ -122,10 +117,10 @@ def test_proxies(environ, status):
 def test_memory(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       64000000 kB\nMemAvailable:     512000 kB\n")
-    assert machine.check_memory(meminfo).status == WARNING
+    assert host.check_memory(meminfo).status == WARNING
     meminfo.write_text("MemTotal:       64000000 kB\nMemAvailable:   32000000 kB\n")
-    assert machine.check_memory(meminfo).found == "30.5 GiB available"
-    assert machine.check_memory(tmp_path / "none").status == OK
+    assert host.check_memory(meminfo).found == "30.5 GiB available"
+    assert host.check_memory(tmp_path / "none").status == OK
 
 
 def with_room(monkeypatch, free):
@@ -135,34 +130,34 @@ def with_room(monkeypatch, free):
 
 def test_little_shared_memory(monkeypatch):
     with_room(monkeypatch, 1 << 20)
-    found = machine.check_shared_memory(Path("/dev/shm"))
+    found = host.check_shared_memory(Path("/dev/shm"))
     assert (found.status, found.found) == (WARNING, "1 MiB free in /dev/shm")
 
 
 def test_a_workdir_leaves_nothing_behind(tmp_path, monkeypatch):
     with_room(monkeypatch, 5 << 30)
-    found = files.check_workdir(tmp_path / "runs/new")
+    found = directory.check_workdir(tmp_path / "runs/new")
     assert [finding.status for finding in found] == [OK, OK]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_workdir_without_room(tmp_path, monkeypatch):
     with_room(monkeypatch, 3 << 20)
-    space = by_check(files.check_workdir(tmp_path))["free space"]
+    space = by_check(directory.check_workdir(tmp_path))["free space"]
     assert (space.status, space.found) == (FAILED, f"3 MiB free in {tmp_path}, wanted 1 GiB or more")
 
 
 def test_a_workdir_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
-    [found, _] = files.check_workdir(tmp_path / "file/run")
+    [found, _] = directory.check_workdir(tmp_path / "file/run")
     assert (found.status, found.found) == (FAILED, f"{tmp_path}/file cannot be written to: not a directory")
 
 
 def test_a_file_server_that_is_dead(tmp_path, monkeypatch):
     answer = threading.Event()
-    monkeypatch.setattr(files, "_SECONDS", 0.01)
-    monkeypatch.setattr(files, "_check", lambda _: answer.wait())
-    [found] = files.check_workdir(tmp_path)
+    monkeypatch.setattr(directory, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(directory, "_check", lambda _: answer.wait())
+    [found] = directory.check_workdir(tmp_path)
     assert found.found == f"{tmp_path} does not answer: nothing came back within 0.01 s"
     assert any_left()
     end(answer)
@@ -197,10 +192,10 @@ def test_who_has_answered_is_not_left_however_slowly_it_ends(monkeypatch):
     assert not any_left()
 
 
-def test_all_keys_that_differ_are_named_with_the_majority_last():
+def test_every_key_that_differs_is_named_with_its_holders():
     found = check_same("config", [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}, {"a": "1"}], "the same", "cure")
     assert found.status == FAILED
-    assert found.found == "a is '2' on rank 1, '1' on ranks 0, 2; b is '(not given)' on rank 2, 'x' on ranks 0-1"
+    assert found.found == "a is '1' on ranks 0, 2, '2' on rank 1; b is 'x' on ranks 0-1, '(not given)' on rank 2"
     assert check_same("config", [{"a": "1"}] * 3, "the same", "cure") == ok("config", "the same")
 
 
@@ -224,7 +219,7 @@ def test_clocks():
 
 
 def test_sums_that_fail_name_the_ranks():
-    found = devices.judge([devices.Sum(0.001, 0.1, 100, ""), devices.Sum(0, 0, 100, "did not end within 30 s")])
+    found = devices.judge_sums([devices.Sum(0.001, 0.1, 100, ""), devices.Sum(0, 0, 100, "did not end within 30 s")])
     assert (found.status, found.found) == (FAILED, "rank 1: did not end within 30 s")
 
 
@@ -246,7 +241,7 @@ def test_the_table_and_its_json():
         "failed   ranks     rank 1 is missing",
         "warning: memory: 0.1 GiB available. Cure: end other programs",
         "failed: ranks: rank 1 is missing. Cure: start it",
-        "2 ranks: 1 failed, 1 to be warned of",
+        "2 ranks: 1 failed, 1 warning",
     ]
     assert not diagnosis.healthy
     assert json.loads(diagnosis_json(diagnosis))["findings"][2] == vars(cut)
@@ -256,5 +251,5 @@ def test_the_table_and_its_json():
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes wherever it likes")
 def test_a_directory_without_permission(tmp_path):
     tmp_path.chmod(0o500)
-    [found, _] = files.check_workdir(tmp_path)
+    [found, _] = directory.check_workdir(tmp_path)
     assert found.found == f"{tmp_path} cannot be written to: permission denied"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jaxnet.cluster.progress import PROGRESS, Progress, furthest, noted, read_progress
-from jaxnet.operations.restarts import LaunchAttempt, Restarts, report
+from jaxnet.operations.restarts import LaunchAttempt, RestartPolicy, report
 from jaxnet.operations.supervise import ChildResult, Ended
 
 KILL = -signal.SIGKILL
@@ -18,51 +18,51 @@ def attempt(returncode=KILL, first=None, last_line="", signalled=False):
 
 
 def test_the_wait_doubles_up_to_a_minute_and_the_budget_ends():
-    restarts = Restarts(9)
+    restarts = RestartPolicy(9)
     waits = [restarts.after(attempt()).wait for _ in range(9)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert restarts.after(attempt()) == (None, "9 restarts without progress are used up (--max-restarts)", True)
 
 
 def test_a_checkpoint_between_two_failures_refills_the_budget():
-    restarts = Restarts(2)
+    restarts = RestartPolicy(2)
     assert [restarts.after(attempt(first=step)).wait for step in (1, 21, 21, 41)] == [1, 1, 2, 1]
 
 
 def test_steps_done_anew_are_no_progress():
-    restarts = Restarts(2)
+    restarts = RestartPolicy(2)
     decisions = [restarts.after(attempt(1, first=21)) for _ in range(3)]
     assert [decision.wait for decision in decisions] == [1, 2, None]
 
 
 @pytest.mark.parametrize("status", [1, 2])
 def test_the_same_failure_twice_before_the_first_step_is_a_mistake(status):
-    restarts = Restarts(9)
+    restarts = RestartPolicy(9)
     assert restarts.after(attempt(status, last_line="error: port 123 is in use")).wait == 1
     assert "failed twice in the same way" in restarts.after(attempt(status, last_line="error: port 456 is in use")).why
 
 
 def test_other_failures_before_the_first_step_are_tried_again():
-    restarts = Restarts(9)
+    restarts = RestartPolicy(9)
     lines = ["error: no file a", "error: no file b", "error: no file a"]
     assert [restarts.after(attempt(1, last_line=line)).wait for line in lines] == [1, 2, 4]
     assert [restarts.after(attempt(KILL)).wait for _ in range(3)] == [8, 16, 32]
 
 
 def test_what_the_user_has_to_mend_is_not_trained_towards_again_and_again():
-    restarts = Restarts(9)
+    restarts = RestartPolicy(9)
     assert restarts.after(attempt(2, first=1, last_line="error: stopped at step 30")).wait == 1
     assert "failed twice" in restarts.after(attempt(2, first=21, last_line="error: stopped at step 30")).why
 
 
 def test_nothing_starts_again_that_was_told_to_end():
-    assert Restarts(9).after(attempt(signalled=True)) == (None, "it was told to end", False)
+    assert RestartPolicy(9).after(attempt(signalled=True)) == (None, "it was told to end", False)
 
 
 def test_one_less_only_where_the_same_rank_failed_every_time():
     other = attempt()
     other = other._replace(result=replace(other.result, failure=Ended(0, KILL, 5.0)))
-    restarts = Restarts(1)
+    restarts = RestartPolicy(1)
     assert [restarts.after(each).fewer for each in (other, attempt())] == [False, False]
 
 

@@ -13,8 +13,9 @@ from jaxnet.cluster.progress import read_progress
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers import ssh_client
 from jaxnet.operations.launchers.hosts import Host
-from jaxnet.operations.launchers.ssh import Hosts, launch_ssh
+from jaxnet.operations.launchers.ssh import launch_ssh
 from jaxnet.operations.launchers.ssh_client import Progress
+from jaxnet.operations.launchers.ssh_hosts import SshMembers
 from jaxnet.operations.launchers.ssh_job import SshJob
 from jaxnet.operations.supervise import Ended
 from support.fake_ssh import FakeNetwork
@@ -175,7 +176,7 @@ def test_told_to_end_all_save_and_nothing_starts_again(start, network):
 def test_a_host_has_to_answer_twice(network, monkeypatch):
     monkeypatch.setenv("PATH", network.path(os.environ))
     network.down("b")
-    hosts = Hosts(SshJob(["x"], "/", [Host("a"), Host("b")], max_restarts=1, min_hosts=1, look_seconds=LOOK))
+    hosts = SshMembers(SshJob(["x"], "/", [Host("a"), Host("b")], max_restarts=1, min_hosts=1, look_seconds=LOOK))
     [rank] = hosts.gather(1)
     assert rank.where == "a"
     over = Once(network)
@@ -203,7 +204,7 @@ class Once(threading.Event):
 def test_a_number_that_never_began_is_passed_over_once_another_was_tried(network, monkeypatch):
     """Before that, it is a mistake in the configuration that ends the job."""
     monkeypatch.setenv("PATH", network.path(os.environ))
-    hosts = Hosts(SshJob(["x"], "/", [Host("a"), Host("b")], max_restarts=1, min_hosts=1))
+    hosts = SshMembers(SshJob(["x"], "/", [Host("a"), Host("b")], max_restarts=1, min_hosts=1))
     mistake = {"failed": Ended(0, 2, 1.0, "a"), "always": False, "began": False}
     assert [rank.where for rank in hosts.gather(1)] == ["a", "b"]
     assert hosts.without(**mistake) is None

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jaxnet.cluster.environment import Address
+from jaxnet.cluster.addresses import Address
 from jaxnet.operations.launchers.hosts import Host
 from jaxnet.operations.launchers.ssh import show_ssh
 from jaxnet.operations.launchers.ssh_job import HERE, SshJob, orders, ssh_command

@@ -6,8 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import FaultTolerantCheckpoints
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import FaultTolerantCheckpoints, manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from support import disks

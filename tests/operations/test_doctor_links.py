@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.operations.doctor import links
-from jaxnet.operations.doctor import links as wire
 from jaxnet.operations.doctor.finding import FAILED, OK, SKIPPED, ok
 from jaxnet.operations.doctor.links import Link, check_links
 
@@ -27,15 +26,15 @@ def test_rounds_hold_every_pair_once_and_nobody_twice(players):
 
 
 def test_two_ends_measure_one_connection(monkeypatch):
-    monkeypatch.setattr(wire, "_TARGET_SECONDS", 0.001)
+    monkeypatch.setattr(links, "_TARGET_SECONDS", 0.001)
     with socket.create_server(("127.0.0.1", 0)) as server:
         left = socket.create_connection(server.getsockname())
         right = server.accept()[0]
     with left, right:
         there = []
-        other = threading.Thread(target=lambda: there.append(wire.measure(right, False)))
+        other = threading.Thread(target=lambda: there.append(links.measure(right, False)))
         other.start()
-        here = wire.measure(left, True)
+        here = links.measure(left, True)
         other.join()
     assert here.rate > 0
     assert there[0].rate > 0
