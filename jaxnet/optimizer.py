@@ -20,9 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxnet.comm import Collective
-from jaxnet.comm.guards import varying_axes
-from jaxnet.comm.reducer import AxisSizes, axes_size
+from jaxnet.comm import AxisSizes, Collective, axes_size, varying_axes
 from jaxnet.errors import InputError
 
 PyTree = Any

@@ -1,7 +1,7 @@
 """Read checkpoints: find an intact step, and turn its arrays into the state or the parameters that a program wants.
 
-`find_checkpoint` and `read_leaves` write, move and delete nothing, so they serve whoever uses a trained model from a
-directory that they may not change. `read_state` is the restore of `Checkpointer`.
+`find_checkpoint` and `read_leaves` write, move and delete nothing, so they work in a directory that is read-only for
+the user of a trained model. `read_state` is the restore of `Checkpointer`.
 """
 
 import logging

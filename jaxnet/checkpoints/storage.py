@@ -50,7 +50,7 @@ def why_not(act: Callable[[], Any]) -> str:
 
 @functools.cache
 def silence_orbax() -> None:
-    """Hide what Orbax prints about a failed save: whoever asked for the save gets the failure in one line."""
+    """Hide what Orbax prints about a failed save: the caller of the save gets the failure in one line."""
     logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
     logging.getLogger("asyncio").addFilter(_not_a_later_write)
     previous_hook = sys.unraisablehook

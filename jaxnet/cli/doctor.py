@@ -103,7 +103,7 @@ def _examination(args: argparse.Namespace) -> "Examination":
     from jaxnet.training.processes import decoder
 
     config = load_config(args.config, *args.overrides)
-    workdir = args.workdir or Path("runs") / Path(args.config).stem  # as train.py
+    workdir = args.workdir or Path("runs") / Path(args.config).stem  # as `jaxnet train`
     settings = {key: json.dumps(value) for key, value in flatten(config).items()}
     data = functools.partial(_open_data, config)
     return replace(whole, workdir=workdir, config=settings, installed=decoder(config), data=data)

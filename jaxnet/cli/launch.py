@@ -14,10 +14,10 @@ a .py file, jaxnet, or any program. Each process learns its place from environme
 
 _LAUNCH_EXAMPLES = """\
 examples:
-  jaxnet launch local --processes 2 -- train.py --config configs/digits.py
+  jaxnet launch local --processes 2 -- jaxnet train --config configs/digits.py
   jaxnet launch local --processes 4 --devices-per-process 2 -- python my_own_program.py
-  jaxnet launch ssh --hosts node1,node2 -- train.py --config configs/digits.py
-  jaxnet launch slurm --nodes 2 --dry-run -- train.py --config configs/digits.py
+  jaxnet launch ssh --hosts node1,node2 -- jaxnet train --config configs/digits.py
+  jaxnet launch slurm --nodes 2 --dry-run -- jaxnet train --config configs/digits.py
   jaxnet launch slurm --help
 """
 
@@ -48,9 +48,9 @@ changed, and nothing is left behind."""
 
 _LAB_EXAMPLES = """\
 examples:
-  jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py epochs=1
-  jaxnet lab --hosts 2 --rate 250mbit --devices-per-process 4 -- train.py --config configs/digits.py
-  jaxnet lab --hosts 4 --rate 1gbit --processes-per-host 2 -- train.py --config configs/digits.py hosts=4
+  jaxnet lab --hosts 2 --rate 1gbit -- jaxnet train --config configs/digits.py epochs=1
+  jaxnet lab --hosts 2 --rate 250mbit --devices-per-process 4 -- jaxnet train --config configs/digits.py
+  jaxnet lab --hosts 4 --rate 1gbit --processes-per-host 2 -- jaxnet train --config configs/digits.py hosts=4
   jaxnet lab --hosts 2 -- sh -c 'hostname; ip -brief address; tc qdisc'
 """
 

@@ -31,9 +31,9 @@ _DESCRIPTION = "Train Flax models on many devices and hosts, and see, measure an
 _EXAMPLES = """\
 examples:
   jaxnet train --config configs/digits.py
-  jaxnet launch local --processes 2 -- train.py --config configs/digits.py
+  jaxnet launch local --processes 2 -- jaxnet train --config configs/digits.py
   jaxnet launch local --help
-  jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py
+  jaxnet lab --hosts 2 --rate 1gbit -- jaxnet train --config configs/digits.py
   jaxnet doctor --config configs/digits.py
   jaxnet plan --config configs/digits.py strategy=hierarchical
   jaxnet strategies

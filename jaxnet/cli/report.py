@@ -52,7 +52,7 @@ during which the same device computed; for each device the totals. overlap = 1 -
 
 _TIMELINE_EXAMPLES = """\
 examples:
-  python train.py --config configs/digits.py profile.steps=3 && jaxnet timeline runs/digits
+  jaxnet train --config configs/digits.py profile.steps=3 && jaxnet timeline runs/digits
   jaxnet timeline runs/digits --step 11 --png step.png
   jaxnet timeline /tmp/trace --json        (a directory that jax.profiler.trace wrote)
 """

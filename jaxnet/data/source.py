@@ -150,7 +150,7 @@ def require_labels(labels: np.ndarray, num_classes: int, origin: str) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The images and classes that a network was trained on, saved with it for whoever uses it later.
+    """The images and classes that a network was trained on, saved with it for later use.
 
     Attributes:
         image_shape: (height, width, channels) of the uint8 images.

@@ -85,7 +85,7 @@ def convert(
     Args:
         tensors: those of the file, by torchvision's names.
         target: the model.
-        new_head: leave out the classifiers, whatever their shape.
+        new_head: leave out the classifiers.
 
     Raises:
         InputError: a tensor that the model needs holds no floating-point numbers, or a number that is not finite.

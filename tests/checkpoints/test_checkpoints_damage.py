@@ -1,4 +1,4 @@
-"""Files that changed after they were written, and disks that refuse to be written."""
+"""Files that changed after they were written, and disks that cannot be read or written."""
 
 import errno
 import logging

@@ -1,3 +1,5 @@
+"""Leaves have unique names, which nest without loss; two descriptions are compared by name."""
+
 from typing import NamedTuple
 
 import jax

@@ -1,3 +1,5 @@
+"""A manifest notices every change of the files that it lists, and of itself."""
+
 import hashlib
 import os
 

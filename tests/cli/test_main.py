@@ -21,7 +21,8 @@ def status_of(arguments):
 @pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"], ["launch", "local", "--help"]])
 def test_help_has_examples(arguments, capsys):
     assert status_of(arguments) == 0
-    assert "examples:\n  jaxnet launch local --processes 2 -- train.py" in capsys.readouterr().out
+    _, examples = capsys.readouterr().out.split("\nexamples:\n")
+    assert "  jaxnet launch local --processes 2 -- jaxnet train --config configs/digits.py\n" in examples
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_help_has_examples(arguments, capsys):
     [
         ([], "the following arguments are required: COMMAND (see jaxnet --help)"),
         (["lunch"], "jaxnet has no command 'lunch'; did you mean 'launch'? (see jaxnet --help)"),
-        (["zzz"], "jaxnet has no command 'zzz'; there is launch"),
+        (["zzz"], "jaxnet has no command 'zzz'; there is train, launch"),
         (["launch"], "the following arguments are required: KIND (see jaxnet launch --help)"),
         (["launch", "locl"], "jaxnet launch has no command 'locl'; did you mean 'local'?"),
         (["launch", "local", "--", "x"], "required: --processes (see jaxnet launch local --help)"),

@@ -1,4 +1,4 @@
-"""What is said when processes differ."""
+"""Messages about processes that differ."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A process's place, from mappings that stand for the environments of launchers."""
+"""A process finds its place in the variables of each launcher."""
 
 import pytest
 

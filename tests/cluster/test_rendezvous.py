@@ -1,4 +1,4 @@
-"""The meeting before JAX, played by threads of one process over loopback."""
+"""Processes meet before JAX starts; here they are threads of one process, on loopback."""
 
 import json
 import socket

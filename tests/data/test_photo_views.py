@@ -1,4 +1,4 @@
-"""Crops and transforms beside plain references: Pillow's own resize and crop, and the ranges that are promised."""
+"""Crops and transforms against plain references: Pillow's own resize and crop, and the documented ranges."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Sources in memory: what they refuse and what they give."""
+"""Sources in memory: what they return, and what they refuse."""
 
 import hashlib
 import re

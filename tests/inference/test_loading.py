@@ -1,4 +1,4 @@
-"""What is loaded is what the run evaluates; what is damaged or strange is refused, and nothing in it is run."""
+"""Loading gives the network that the run evaluates; damaged or foreign files are refused, and nothing in them runs."""
 
 import json
 import logging

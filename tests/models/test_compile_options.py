@@ -1,4 +1,4 @@
-"""What compiler options may change, and what not."""
+"""Compile options change how a program computes, not what it computes."""
 
 import jax
 import numpy as np

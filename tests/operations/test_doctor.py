@@ -1,4 +1,4 @@
-"""What `jaxnet doctor` makes of what it sees; the whole of it, with real processes, is in tests/processes."""
+"""The checks of `jaxnet doctor`, one by one; tests/processes runs all of them in real processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `jaxnet doctor` makes of the links between hosts."""
+"""How `jaxnet doctor` measures and judges links between hosts."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What a lab is made of, and who may not have one; nothing here needs root or makes a network."""
+"""The plan of a lab, and the refusals; nothing here needs root or makes a network."""
 
 import os
 import sys
@@ -95,7 +95,7 @@ def test_help_has_examples(capsys):
     with pytest.raises(SystemExit) as caught:
         run(["lab", "--help"])
     assert caught.value.code == 0
-    assert "examples:\n  jaxnet lab --hosts 2 --rate 1gbit -- train.py" in capsys.readouterr().out
+    assert "examples:\n  jaxnet lab --hosts 2 --rate 1gbit -- jaxnet train" in capsys.readouterr().out
 
 
 def test_another_system(monkeypatch):

@@ -1,4 +1,4 @@
-"""The JobSet: fields that exist, names that hold, and what a pod may do."""
+"""The JobSet: its fields exist, its names are valid, and its pods have few rights."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Whatever the words, variables and folders are: they arrive unchanged, through every script that a launcher makes."""
+"""Any words, variables and folders arrive unchanged through the script of each launcher."""
 
 import json
 import re

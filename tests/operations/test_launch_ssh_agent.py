@@ -1,4 +1,4 @@
-"""What ssh runs on a host: it ends its processes when the launcher is gone or silent, and says how they ended."""
+"""The agent on a host ends its processes when the launcher is gone or silent, and reports how they ended."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`jaxnet launch ssh --max-restarts`: who takes part in an attempt, over connections that a test cuts."""
+"""`jaxnet launch ssh --max-restarts`: who takes part in each attempt; the tests cut connections."""
 
 import json
 import os

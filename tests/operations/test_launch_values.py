@@ -1,4 +1,4 @@
-"""What launchers are given: commands, variables, hosts; and the YAML that they write."""
+"""Commands, variables and hosts as launchers take them, and the YAML that they write."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a local launch runs, and in which environment."""
+"""The command and the environment of each process of a local launch."""
 
 import sys
 

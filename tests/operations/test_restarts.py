@@ -1,4 +1,4 @@
-"""When a job is started again, and when not."""
+"""When a job starts again, and when it does not."""
 
 import signal
 from dataclasses import replace

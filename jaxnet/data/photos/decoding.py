@@ -97,7 +97,7 @@ def best_decoder() -> Decoder:
     """Return the fastest decoder that is installed: simplejpeg and OpenCV (jaxnet[fast-jpeg]), else Pillow.
 
     simplejpeg (libjpeg-turbo) and OpenCV are nearly twice as fast, and work in threads. They resize bilinearly without
-    antialiasing, but decode what is at least twice too large at 1/2, 1/4 or 1/8. Pillow antialiases.
+    antialiasing, but decode a crop of at least twice the size at 1/2, 1/4 or 1/8. Pillow antialiases.
     """
     try:
         return _fast_decoder()

@@ -302,7 +302,7 @@ def combine_reports(directory: Path, reports: dict[str, list[ShardReport]]) -> P
 
 
 def read_prepared(info: tfds.core.DatasetInfo) -> Prepared:
-    """Describe a data set that is on the disk, whoever prepared it."""
+    """Describe a prepared data set, by this command or by TFDS."""
     directory = Path(info.data_dir)
     path = directory / _SUMMARY
     found = json.loads(path.read_text()) if path.exists() else {"damaged": {}, "converted": {}}

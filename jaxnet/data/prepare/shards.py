@@ -4,7 +4,7 @@ The archive alone decides what is in a shard, so any number of processes may wri
 each may be killed at any time:
 
 1. The records go into a file of this process's own in `scratch/`. A kill leaves it there, and nobody reads it.
-2. The report is renamed into `reports/`, before the shard: whoever sees a shard finds its report.
+2. The report is renamed into `reports/`, before the shard, so every visible shard has a report.
 3. The shard is flushed and renamed into `shards/`. If two processes wrote it, the second replaces equal bytes.
 """
 

@@ -100,7 +100,7 @@ def whole_command(command: Sequence[str], python: str) -> list[str]:
     ['/usr/bin/python3', '-m', 'jaxnet', 'doctor']
     """
     if not command:
-        raise InputError("no command to launch; give it after --, as in -- train.py --config configs/digits.py")
+        raise InputError("no command to launch; give it after --, as in -- jaxnet train --config configs/digits.py")
     if command[0] == "jaxnet":
         return [python, "-m", *command]
     return [python, *command] if command[0].endswith(".py") else list(command)

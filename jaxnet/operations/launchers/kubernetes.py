@@ -182,8 +182,9 @@ cluster, an image (see launch/Dockerfile) and a PersistentVolumeClaim that all p
 starts. When a pod fails, the whole set starts again. Variables are passed on only with --env.
 
 examples:
-  jaxnet launch kubernetes --pods 2 --gpus 8 --image registry.example/jaxnet:1 --claim work -- train.py --config c.py
-  jaxnet launch kubernetes --pods 4 --image jaxnet:1 --claim work --dry-run -- train.py --config configs/digits.py
+  jaxnet launch kubernetes --pods 2 --gpus 8 --image registry.example/jaxnet:1 --claim work \\
+      -- jaxnet train --config configs/digits.py
+  jaxnet launch kubernetes --pods 4 --image jaxnet:1 --claim work --dry-run -- jaxnet train --config configs/digits.py
 """
 
 

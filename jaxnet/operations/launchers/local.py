@@ -107,7 +107,7 @@ When one process fails, the others are ended, and its exit status is passed on. 
 With --max-restarts, all processes then start again, and training continues from its last checkpoint.
 
 examples:
-  jaxnet launch local --processes 2 -- train.py --config configs/digits.py
+  jaxnet launch local --processes 2 -- jaxnet train --config configs/digits.py
   jaxnet launch local --processes 4 --devices-per-process 2 -- python my_own_program.py
 """
 

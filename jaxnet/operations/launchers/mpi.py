@@ -132,9 +132,9 @@ them. With --transport mpi the gradients travel by MPI; say transport=mpi in the
 runs under `python -m mpi4py`, which ends all processes when one fails.
 
 examples:
-  jaxnet launch mpi --processes 2 --hosts node1,node2 -- train.py --config configs/digits.py
-  jaxnet launch mpi --processes 8 --hosts node1:4,node2:4 --transport mpi -- train.py --config c.py transport=mpi
-  jaxnet launch mpi --processes 2 --starter mpich --dry-run -- train.py --config configs/digits.py
+  jaxnet launch mpi --processes 2 --hosts node1,node2 -- jaxnet train --config configs/digits.py
+  jaxnet launch mpi --processes 8 --hosts node1:4,node2:4 --transport mpi -- jaxnet train --config c.py transport=mpi
+  jaxnet launch mpi --processes 2 --starter mpich --dry-run -- jaxnet train --config configs/digits.py
 """
 
 

@@ -86,8 +86,9 @@ Write a task for SkyPilot and give it to `sky launch`. SkyPilot finds the machin
 Variables are passed on only with --env, and their values stand in the task.
 
 examples:
-  jaxnet launch sky --nodes 2 --accelerators A100:8 --setup 'pip install .[cuda]' -- train.py --config configs/digits.py
-  jaxnet launch sky --nodes 2 --infra gcp/us-central1 --dry-run -- train.py --config configs/digits.py
+  jaxnet launch sky --nodes 2 --accelerators A100:8 --setup 'pip install .[cuda]' \\
+      -- jaxnet train --config configs/digits.py
+  jaxnet launch sky --nodes 2 --infra gcp/us-central1 --dry-run -- jaxnet train --config configs/digits.py
 """
 
 

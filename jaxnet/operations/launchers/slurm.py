@@ -150,10 +150,11 @@ and end. With --requeue the job then enters the queue again, and training contin
 this folder with this Python, and every host must see both.
 
 examples:
-  jaxnet launch slurm --nodes 2 --gpus-per-process 8 --time 4:00:00 --requeue 10 -- train.py --config configs/digits.py
-  jaxnet launch slurm --nodes 4 --partition main --dry-run -- train.py --config configs/digits.py hosts=4
+  jaxnet launch slurm --nodes 2 --gpus-per-process 8 --time 4:00:00 --requeue 10 \\
+      -- jaxnet train --config configs/digits.py
+  jaxnet launch slurm --nodes 4 --partition main --dry-run -- jaxnet train --config configs/digits.py hosts=4
   jaxnet launch slurm --nodes 1 --experiment '--workdir runs/a seed=0' --experiment '--workdir runs/b seed=1' \
-      -- train.py --config configs/digits.py
+      -- jaxnet train --config configs/digits.py
 """
 
 

@@ -111,9 +111,9 @@ K remain; when one answers again, all save and start again with it. The global b
 stay, so leave `hosts` unset in the config. A number of processes that does not divide the batch is passed over.
 
 examples:
-  jaxnet launch ssh --hosts node1,node2 -- train.py --config configs/digits.py --workdir /shared/runs/digits
-  jaxnet launch ssh --hosts a,b,c,d --max-restarts 5 --min-hosts 2 -- train.py --config configs/digits.py
-  jaxnet launch ssh --hostfile hosts.txt --logs logs --env WANDB_MODE=offline -- train.py --config configs/digits.py
+  jaxnet launch ssh --hosts node1,node2 -- jaxnet train --config configs/digits.py --workdir /shared/runs/digits
+  jaxnet launch ssh --hosts a,b,c,d --max-restarts 5 --min-hosts 2 -- jaxnet train --config configs/digits.py
+  jaxnet launch ssh --hostfile hosts.txt --logs logs --env WANDB_MODE=offline -- jaxnet train --config configs/digits.py
   jaxnet launch ssh --hosts ada@node1:2222,ada@node2 --directory /home/ada/project --python /usr/bin/python3 -- my.py
 """
 

@@ -60,9 +60,9 @@ Run the command on every host of a TPU VM slice, through gcloud. The hosts must 
 launch/tpu.sh shows how to put them there. Variables are passed on only with --env.
 
 examples:
-  jaxnet launch tpu --name my-slice --zone us-central2-b -- train.py --config configs/digits.py
+  jaxnet launch tpu --name my-slice --zone us-central2-b -- jaxnet train --config configs/digits.py
   jaxnet launch tpu --name my-slice --zone us-central2-b --directory jaxnet --python .venv/bin/python --dry-run \
-      -- train.py --config configs/digits.py
+      -- jaxnet train --config configs/digits.py
 """
 
 

@@ -1,4 +1,4 @@
-"""On which of a host's addresses process 0 listens."""
+"""Process 0 listens on one address of its host where it can."""
 
 import socket
 
@@ -7,7 +7,7 @@ import pytest
 from jaxnet.cluster import addresses
 from jaxnet.cluster.addresses import Address, listening_address
 
-# What names lead to, and which addresses this host has, as each test sees them.
+# What names resolve to, and which addresses this host has, in these tests.
 NAMES = {
     "node1": ["10.0.0.1"],
     "debian": ["127.0.1.1"],

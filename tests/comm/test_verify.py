@@ -1,4 +1,4 @@
-"""What compilers make of plans: buckets that survive, schedules that hold, and a check that notices when not."""
+"""Plans and compiled programs: buckets stay buckets, schedules hold, and `verify` reports where they do not."""
 
 import re
 
@@ -9,8 +9,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import KiB, all_reduce, bucketed, scattered
-from jaxnet.comm.hlo import collectives_in, groups_over, parse_groups
+from jaxnet.comm import KiB, all_reduce, bucketed, collectives_in, scattered
+from jaxnet.comm.hlo import groups_over, parse_groups
 
 LAYERS, WIDTH = 4, 64
 LAYER_BYTES = WIDTH * WIDTH * 4
