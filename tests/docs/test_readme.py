@@ -91,7 +91,7 @@ def check(words):
         case ["mpirun", "-n", _, ".venv/bin/python", "-m", "mpi4py", *command]:
             check(command)
         case ["jaxnet", "launch", *arguments] if "--dry-run" not in arguments:
-            check(started("jaxnet.operations.local.launch_local", ["launch", *arguments]))
+            check(started("jaxnet.operations.launchers.local.launch_local", ["launch", *arguments]))
         case ["jaxnet", "launch", *arguments]:
             assert printed(["launch", *arguments])
         case ["jaxnet", *arguments]:
