@@ -9,11 +9,15 @@ from support.programs import ROOT
 
 PAGES = ["README.md", *pages("docs")]
 PROGRAMS = [block for page in PAGES for block in blocks(page, "python")]
+AGAIN = [block for block in PROGRAMS if "configs/digits.py" in block.text and block.page != "README.md"]
 OURS = {"jaxnet", "configs", "tests", "benchmarks", "launch", "notebooks", "docs", "tools"}
 NOTES = [page for page in pages("docs/design") if not page.endswith("README.md")]
 
 
-@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, id=str(block), marks=[pytest.mark.slow] * (block in AGAIN)) for block in PROGRAMS],
+)
 def test_a_program_runs_as_it_stands(block, tmp_path):
     check_python(block, tmp_path)
 
