@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
+from jaxnet.limits import Count
 from jaxnet.models import Model, Variables, inference_options
 from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
 from jaxnet.tasks.classification import Batch, EvalStepFn, LossFn, LossOutput, Pixels, Totals, correct
@@ -36,7 +37,7 @@ class Ensemble:
         weight_decays: one per member, instead of optimizer.weight_decay; empty: that one for all.
     """
 
-    members: int = 1
+    members: Count = 1
     learning_rates: tuple[float, ...] = ()
     weight_decays: tuple[float, ...] = ()
 

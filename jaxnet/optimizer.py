@@ -22,6 +22,7 @@ from jax import lax
 
 from jaxnet.comm import AxisSizes, Collective, axes_size, varying_axes
 from jaxnet.errors import InputError
+from jaxnet.limits import BelowOne, Count, Fraction, NotNegative, Positive, Whole
 
 PyTree = Any
 
@@ -70,20 +71,20 @@ class Optimizer:
     """
 
     name: Literal["sgd", "adamw", "rmsprop", "lars", "lamb"] = "sgd"
-    learning_rate: float = 0.1
+    learning_rate: Positive = 0.1
     schedule: Literal["cosine", "linear", "polynomial", "step", "constant"] = "cosine"
-    warmup_steps: int = 0
-    momentum: float = 0.9
+    warmup_steps: Whole = 0
+    momentum: BelowOne = 0.9
     nesterov: bool = False
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    trust_coefficient: float = 0.001
-    reference_batch: int | None = None
+    weight_decay: NotNegative = 0.0
+    clip_norm: Positive | None = None
+    trust_coefficient: Positive = 0.001
+    reference_batch: Count | None = None
     milestones: tuple[float, ...] = ()
-    factor: float = 0.1
-    power: float = 2.0
-    warmup_epochs: float = 0.0
-    warmup_from: float = 0.0
+    factor: Positive = 0.1
+    power: Positive = 2.0
+    warmup_epochs: NotNegative = 0.0
+    warmup_from: Fraction = 0.0
     groups: tuple[tuple[str, float], ...] = ()
 
     def for_run(self, batch_size: int, steps_per_epoch: float) -> Self:

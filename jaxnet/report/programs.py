@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxnet.comm import HOST
-from jaxnet.comm.hlo import FoundCollective, collectives_in
+from jaxnet.comm import HOST, FoundCollective, collectives_in
 
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")

@@ -8,8 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jaxnet.comm.hlo import FoundCollective
-from jaxnet.comm.pieces import PIECE, SUM, UPDATE
+from jaxnet.comm import PIECE, SUM, UPDATE, FoundCollective
 from jaxnet.errors import InputError
 from jaxnet.report.programs import TracedProgram, message_bytes
 from jaxnet.report.trace import Event, Trace

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxnet.limits import Fraction, Whole
+
 
 @dataclass(frozen=True)
 class Augmentation:
@@ -24,11 +26,11 @@ class Augmentation:
     """
 
     flip: bool = False
-    shift: int = 0
-    erase: int = 0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
+    shift: Whole = 0
+    erase: Whole = 0
+    brightness: Fraction = 0.0
+    contrast: Fraction = 0.0
+    saturation: Fraction = 0.0
 
     def __call__(self, keys: jax.Array, images: jax.Array) -> jax.Array:
         """Augment images [batch, height, width, channels] by keys [batch]."""

@@ -6,7 +6,7 @@ divided by the sum of weights.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
+from jaxnet.limits import Count, Limit
 from jaxnet.models import Heads, Model, inference_options
 from jaxnet.tasks.mixing import Mixed, neighbours
 
@@ -21,6 +22,11 @@ PyTree = Any
 Batch = dict[str, jax.Array]
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Mix = Callable[[jax.Array, jax.Array], Mixed]
+
+
+_NOT_EMPTY = Limit("one number or one a channel", lambda values: len(values) > 0)
+_PIXELS = Limit("numbers of 0 to 1, as pixels are", lambda values: 0 <= min(values) <= max(values) <= 1)
+_DEVIATIONS = Limit("numbers above 0", lambda values: min(values) > 0)
 
 
 @dataclass(frozen=True)
@@ -33,9 +39,9 @@ class Pixels:
         size: resize images to this height and width first; None: do not.
     """
 
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.25,)
-    size: int | None = None
+    mean: Annotated[tuple[float, ...], _NOT_EMPTY, _PIXELS] = (0.5,)
+    std: Annotated[tuple[float, ...], _NOT_EMPTY, _DEVIATIONS] = (0.25,)
+    size: Count | None = None
 
     def shape(self, image_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's input for images of this shape, [..., height, width, channels].

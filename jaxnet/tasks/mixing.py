@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxnet.limits import Fraction, NotNegative
+
 _STREAM = 0x6D6978  # folded into the key: augmentation and dropout use the example's key itself
 
 
@@ -37,10 +39,10 @@ class Mixing:
         cutmix_share: the fraction of mixed pairs that use cutmix, if both ways are on.
     """
 
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    probability: float = 1.0
-    cutmix_share: float = 0.5
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
+    probability: Fraction = 1.0
+    cutmix_share: Fraction = 0.5
 
     @property
     def on(self) -> bool:
