@@ -1,12 +1,15 @@
-"""What the README and the guide say is so: programs run, commands name what is there, errors are those shown.
+"""What the README and the guide say is so: commands name what is there, errors and tables are those shown.
 
 Commands that only print are run. For the others, the tests check the options and load the config: they train or
 measure, need root or an MPI library, or take a run or files that only a reader has. The match in `check` lists them.
 """
 
 import ast
+import contextlib
 import doctest
+import functools
 import importlib.util
+import io
 import json
 import re
 import shlex
@@ -20,23 +23,18 @@ import jaxnet.cli.train
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.comm import STRATEGIES
 from jaxnet.config.file import load_config
-from support.markdown import as_a_reader, blocks, check_python, pages
+from jaxnet.errors import InputError
+from support.markdown import as_a_reader, blocks, pages
 from support.programs import ROOT, clean_environment
 
 PAGES = ["README.md", *pages("docs/guide")]
-PROGRAMS = [block for page in PAGES for block in blocks(page, "python")]
 SHELL = [block for page in PAGES for block in blocks(page, "sh")]
-COMMANDS = [(block, line) for block in SHELL for line in block.text.splitlines()]
 REFUSED = [block for block in SHELL if (block.output or "").startswith("error: ")]
 SHOWN = [block for block in SHELL if block.text.startswith("jaxnet plan") and block.output]
+COMMANDS = [(block, line) for block in SHELL if block not in [*REFUSED, *SHOWN] for line in block.text.splitlines()]
 LOOKED_AT = {"bench", "timeline", "predict", "export", "data", "import", "doctor", "report"}  # options alone
 TROUBLES = (ROOT / "docs/guide/troubleshoot.md").read_text()
 MESSAGES = re.findall(r"^\| `([^`]+)` \|", TROUBLES, re.MULTILINE)
-
-
-@pytest.mark.parametrize("block", PROGRAMS, ids=str)
-def test_a_program_runs_as_it_stands(block, tmp_path):
-    check_python(block, tmp_path)
 
 
 def test_the_config_trains_and_writes_what_is_said(tmp_path):
@@ -59,8 +57,6 @@ def test_the_config_trains_and_writes_what_is_said(tmp_path):
 
 @pytest.mark.parametrize(("block", "line"), COMMANDS, ids=lambda value: str(value))
 def test_a_command_names_what_is_there(block, line, tmp_path, monkeypatch):
-    if block in REFUSED:
-        pytest.skip("it is run below")
     as_a_reader(block.page, tmp_path)
     monkeypatch.chdir(tmp_path)
     words, variables = split(line)
@@ -86,7 +82,7 @@ def check(words):
             check(started("jaxnet.operations.lab.run.run_lab", ["lab", *arguments]))
         case ["jaxnet", "train", *arguments] | ["python", "train.py", *arguments] | ["train.py", *arguments]:
             check_config(arguments)
-        case ["jaxnet", command, *_] if command in LOOKED_AT:
+        case ["jaxnet", command, *_] if command in LOOKED_AT or words[1:] == ["models"]:  # that lists for a minute
             check_options(words)
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))
@@ -95,19 +91,29 @@ def check(words):
         case ["mpirun", "-n", _, ".venv/bin/python", "-m", "mpi4py", *command]:
             check(command)
         case ["jaxnet", "launch", *arguments] if "--dry-run" not in arguments:
-            check(started("jaxnet.operations.local.launch_local", ["launch", *arguments]))
+            check(started("jaxnet.operations.launchers.local.launch_local", ["launch", *arguments]))
+        case ["jaxnet", "launch", *arguments]:
+            assert printed(["launch", *arguments])
         case ["jaxnet", *arguments]:
-            ask(arguments)
+            ask(*arguments)
         case _:
             raise AssertionError(f"a command that the tests do not know: {words}")
 
 
-def ask(arguments):
+@functools.cache
+def ask(*arguments):
     """What `jaxnet ARGUMENTS` prints; it must not fail, nor complain."""
     command = [sys.executable, "-m", "jaxnet", *arguments]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def printed(arguments):
+    """The same for what needs no JAX, in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        run_jaxnet(arguments)
+    return out.getvalue()
 
 
 def check_config(arguments):
@@ -123,7 +129,7 @@ def check_config(arguments):
 def check_options(words):
     names = [word for word in words[1:] if re.fullmatch(r"[a-z]+", word)][:2]
     names = names if names[0] in ("bench", "data") else names[:1]
-    described = ask([*names, "--help"])
+    described = printed([*names, "--help"])
     assert [word for word in words if word.startswith("--") and word not in described] == []
 
 
@@ -146,12 +152,17 @@ def check_make(target, settings):
 
 
 @pytest.mark.parametrize("block", REFUSED, ids=str)
-def test_an_error_is_the_one_that_is_shown(block, tmp_path):
+def test_an_error_is_the_one_that_is_shown(block, tmp_path, monkeypatch):
     as_a_reader(block.page, tmp_path)
+    monkeypatch.chdir(tmp_path)
     words, variables = split(block.text)
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, env=clean_environment(**variables), capture_output=True, text=True
-    )
+    if not variables:  # refused as it is read
+        with pytest.raises(InputError) as refused:
+            check(words)
+        assert f"error: {refused.value}".split() == block.output.split()
+        return
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, env=clean_environment(**variables), capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].split() == block.output.split()
 
@@ -160,8 +171,8 @@ def test_an_error_is_the_one_that_is_shown(block, tmp_path):
 def test_a_command_prints_what_is_shown(block, tmp_path, monkeypatch):
     as_a_reader(block.page, tmp_path)
     monkeypatch.chdir(tmp_path)
-    printed = ask(split(block.text)[0][1:])
-    assert doctest.OutputChecker().check_output(block.output, printed, doctest.ELLIPSIS), printed
+    answer = ask(*split(block.text)[0][1:])
+    assert doctest.OutputChecker().check_output(block.output, answer, doctest.ELLIPSIS), answer
 
 
 @pytest.fixture(scope="module")
