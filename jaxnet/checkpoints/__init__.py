@@ -17,11 +17,11 @@ One run at a time in a directory:
 - `Lock`, `Heartbeat`, `BEAT_SECONDS`: a lock whose dead owner is found, also on another host.
 - `Consensus`: decisions of process 0 that all processes follow.
 
-Modules, from the caller down to the disk: `checkpoints`, `files` (directories), `manifest` (digests), `leaves` (names
+Modules, from the caller down to the disk: `checkpointer`, `files` (directories), `manifest` (digests), `leaves` (names
 of a state's leaves), `storage` (Orbax), `reader`.
 """
 
-from jaxnet.checkpoints.checkpoints import Checkpointer, NotSaved, Restored
+from jaxnet.checkpoints.checkpointer import Checkpointer, NotSaved, Restored
 from jaxnet.checkpoints.consensus import Consensus
 from jaxnet.checkpoints.fault_tolerant import FaultTolerantCheckpoints
 from jaxnet.checkpoints.files import Best

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxnet.checkpoints.checkpoints import Checkpointer, NotSaved, Restored
+from jaxnet.checkpoints.checkpointer import Checkpointer, NotSaved, Restored
 from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable
 from jaxnet.checkpoints.rank_zero import OneWriter
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxnet.checkpoints.checkpoints import Checkpointer, NotSaved, Restored, not_shared
+from jaxnet.checkpoints.checkpointer import Checkpointer, NotSaved, Restored, not_shared
 from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable
 
 

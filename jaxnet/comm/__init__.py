@@ -1,19 +1,19 @@
-"""How gradients travel. Needs only JAX, and works in any training loop; docs/using_comm.md has whole programs.
+"""How gradients travel: reducers, schedules and strategies that sum a pytree over a mesh of devices.
 
-    reducer = during(bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB))
+Needs only JAX, and works in any training loop; docs/using_comm.md has whole programs. An expression reads from the
+outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("host")), 25 * MiB))`.
 
-- Sums of one message over mesh axes: `all_reduce`, `ring`, `halving_doubling`, `rooted` (trees), `mpi_all_reduce`;
-  with fewer bits: `cast`, `compressed`, `compressed_scattered`, with a codec from `codecs`.
-- Brackets, one sum inside another: `scattered`, `ring(axis, inner)` and so on; `factored` makes levels of one axis;
-  `bracket` takes `Halves` of your own.
-- Pytrees as messages: `bucketed`, `grouped`, `powersgd`, in the order that `in_order` gives.
-- Schedules: `during` backward, `after` it; `sharded` for sums in shards that the next step gathers (ZeRO-1).
-- Strategies, whole ways by name: `STRATEGIES`, `named_strategy`, `Strategy`, `Averaging`.
-- `reducer.plan` predicts what travels (`Plan`, `Collective`, `wire_bytes_per_axis`); `verify` finds it in the program
-  that was compiled with `compiler_options`.
-- The mesh: `make_mesh`, and shardings on it.
-- For a reducer of your own: `Reducer`, `stateless`, `expressed`, `BOUND_AXES`, `axes_size`, `same_along`.
-- A step as several programs that overlap: `messages_of`, `lower_launch`.
+    sum one message         all_reduce, ring, halving_doubling, rooted (trees), mpi_all_reduce
+    with fewer bits         cast; compressed and compressed_scattered, with codecs.int8(), codecs.top_k(0.01), ...
+    a sum inside another    scattered(axis, inner), ring(axis, inner), ...; factored (levels in an axis); bracket
+    a pytree as messages    bucketed, grouped, powersgd; in_order, backward_order
+    when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
+    whole strategies        STRATEGIES, named_strategy, Strategy, Averaging
+    what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
+    what was compiled       compiler_options, verify, collectives_in
+    the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device
+    a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along
+    a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
 """
 
 from jaxnet.comm import codecs

@@ -159,7 +159,7 @@ def test_compressed_across_hosts_only(form, shape):  # L3, L6 and L7 of the nest
     if hosts > 1 and form == "gathered":
         left = run.states[-1].sum(0).reshape(-1)
     elif hosts > 1:
-        own, of_sums = run.states[-1]  # [hosts, devices, shard], [hosts, devices, shard of the shard]
+        own, of_sums = run.states[-1]  # [hosts, devices, shard], [hosts, devices, the owner's share of that shard]
         of_sums = of_sums.swapaxes(0, 1).reshape(devices, -1)[:, : SIZE // devices]
         left = (own.sum(0) + of_sums).reshape(-1)
     np.testing.assert_allclose(sent + left, given, atol=3e-5)

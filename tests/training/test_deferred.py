@@ -224,7 +224,12 @@ def test_the_step_holds_the_planned_collectives_and_no_others(name, shape):  # L
     assert shown.endswith(f"all {planned} planned collectives are in the compiled program")
 
 
-@pytest.mark.parametrize("strategy", DEFERRED)
+AROUND_RINGS = comm.Strategy(
+    comm.sharded(comm.ring_halves("device"), comm.halving_doubling_halves("host"), bucket_bytes=4096), "deferred"
+)
+
+
+@pytest.mark.parametrize("strategy", [*DEFERRED, AROUND_RINGS], ids=str)
 def test_every_deferred_strategy_holds_its_plan(strategy):
     config = replace(config_of(microbatches=3), strategy=strategy, bucket_bytes=None, batch_norm="local")
     _, _, check = programme(config, (2, 4))
