@@ -117,8 +117,8 @@ def _check_resolutions(resolutions: tuple[tuple[float, int], ...]) -> None:
 _MOST_STEPS = 2**31  # the step is an int32
 
 
-def check_config(config: Config) -> None:
-    """Refuse what cannot run on any mesh, with any data."""
+def check_config(config: Config) -> tuple[Strategy, Mode]:
+    """Refuse what cannot run on any mesh, with any data; the strategy and the mode of the step that are asked for."""
     check_limits(config)
     for key, value, wanted in broken_limits(config):
         raise InputError(f"{key}={value}: wanted {wanted}")
@@ -135,6 +135,7 @@ def check_config(config: Config) -> None:
     strategy, mode = strategy_of(config)
     check_ensemble(config, strategy, mode)
     check_hybrid(config, strategy, mode)
+    return strategy, mode
 
 
 def _kind(value: Any) -> str:
@@ -275,7 +276,7 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
         raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
 
 
-def check_model(config: Config, model: Model, variables: Variables, source: Source) -> None:
+def check_model(config: Config, mode: Mode, model: Model, variables: Variables, source: Source) -> None:
     """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for."""
     logits = _logits(model, variables, config.pixels.shape(source.image_shape))
     if len(logits.shape) != 2 or logits.shape[1] < source.num_classes:
@@ -286,7 +287,7 @@ def check_model(config: Config, model: Model, variables: Variables, source: Sour
             f"the model's logits for one image have the shape {logits.shape}, but the data set has "
             f"{source.num_classes} classes; {width}{source.num_classes}"
         )
-    shared = config.batch_norm != "local" and strategy_of(config)[1] != "jit"
+    shared = config.batch_norm != "local" and mode != "jit"
     if shared and jax.tree.leaves(variables.stats) and not hasattr(config.model, "norm_axes"):
         raise InputError(
             f"batch_norm={config.batch_norm}: the model has no field norm_axes that would tell its BatchNorm; give "

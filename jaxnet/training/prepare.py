@@ -70,6 +70,7 @@ class Experiment:
         config: of the run.
         processes: that take part, with their mesh.
         source: the training examples.
+        given_tests: the test examples, if they are open.
         model: as it is evaluated; of an ensemble, all members as one.
         optimizer: the Optax transformation.
         learning_rate: as a function of the step.
@@ -87,6 +88,7 @@ class Experiment:
     config: Config
     processes: ProcessGroup
     source: Source
+    given_tests: Source | None
     model: Model
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
@@ -158,15 +160,24 @@ class Experiment:
         return self._evaluate(state)
 
     @functools.cached_property
+    def tests(self) -> Source:
+        """The test examples."""
+        return self.given_tests or open_split(self.config.data, "test")
+
+    def check_tests(self) -> None:
+        """Refuse test images that the network, which learns from training images, cannot take."""
+        config, model = self.config, as_model(self.config.model)
+        check_test_images(config, model, self._single_variables, self.source, self.tests)
+
+    @functools.cached_property
     def _evaluate(self) -> Callable[[TrainState], dict[str, float]]:
-        return make_evaluate(self, open_split(self.config.data, "test"))
+        return _make_evaluate(self, self.tests)
 
 
 def prepare(
     config: Config,
     mesh: Mesh | None = None,
     *,
-    processes: ProcessGroup | None = None,
     source: Source | None = None,
     tests: Source | None = None,
     all_reduce: AllReduce = all_reduce,
@@ -176,19 +187,22 @@ def prepare(
     Args:
         config: of the run.
         mesh: axes ('host', 'device'); None: over the devices of all processes, which are joined first.
-        processes: those that are joined already, with their mesh.
         source: the training examples; None: those of the config.
-        tests: the test examples, for checks alone.
+        tests: the test examples; None: those of the config, opened when they are needed.
         all_reduce: sums metrics over devices, but where MPI does.
 
     Raises:
         InputError: the config cannot run; the message names the key to change.
     """
     # ---- Strategy: resolved once, and passed on ------------------------------------------------------------
-    check_config(config)
-    processes = processes or join(config, mesh)
-    mesh = processes.mesh
-    strategy, mode, sums, ranks = _transport(config, mesh, all_reduce)
+    strategy, mode = check_config(config)
+
+    # ---- Processes and mesh --------------------------------------------------------------------------------
+    processes = join(config, mesh)
+    mesh, ranks = processes.mesh, 1
+    if config.transport == "mpi":
+        ranks, all_reduce = _ranks(mesh), mpi_all_reduce
+        strategy, mode = strategy_of(config, mpi_all_reduce)
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
     source = source or open_split(config.data, "train")
@@ -202,12 +216,12 @@ def prepare(
 
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
-    variables = _checked_variables(config, model, source, tests, phases)
+    variables = _checked_variables(config, mode, model, source, phases)
     order = _order(_loss(config, model), variables, batch_shapes)
     layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])
 
     # ---- Form: what the strategy makes of state, optimizer, step and plan ----------------------------------
-    options = StepOptions(mode, config.microbatches, config.average_decay, order, sums, ranks, config.guard.skip)
+    options = StepOptions(mode, config.microbatches, config.average_decay, order, all_reduce, ranks, config.guard.skip)
     members = config.ensemble.members if config.ensemble.on else None
     form = form_of(
         *(strategy, mesh, options),
@@ -235,18 +249,13 @@ def prepare(
         total_steps=total_steps,
         examples=config.batch_size // mesh_size(mesh),
     )
-    return Experiment(
-        *(config, processes, source, model, optimizer, rate, form, layout, step, form.plan(layout, traffic)),
+    experiment = Experiment(
+        *(config, processes, source, tests, model, optimizer, rate, form, layout, step, form.plan(layout, traffic)),
         *(total_steps, steps_per_epoch, phases, batch_shapes, layers, make_first),
     )
-
-
-def _transport(config: Config, mesh: Mesh, sums: AllReduce) -> tuple[Strategy, Mode, AllReduce, int]:
-    """Strategy and mode, how the step sums metrics across hosts, and the processes that MPI joins."""
-    if config.transport != "mpi":
-        return *strategy_of(config), sums, 1
-    ranks = _ranks(mesh)
-    return *strategy_of(config, mpi_all_reduce), mpi_all_reduce, ranks
+    if tests is not None:
+        experiment.check_tests()
+    return experiment
 
 
 def _ranks(mesh: Mesh) -> int:
@@ -319,16 +328,14 @@ def _batch_shapes(
 
 
 def _checked_variables(
-    config: Config, model: Model, source: Source, tests: Source | None, phases: tuple[Phase, ...]
+    config: Config, mode: Mode, model: Model, source: Source, phases: tuple[Phase, ...]
 ) -> Variables:
     """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
     image_shape = config.pixels.shape(source.image_shape)
     variables = abstract_variables(model, image_shape)
-    check_model(config, model, variables, source)
+    check_model(config, mode, model, variables, source)
     check_resolutions(model, variables, phases, image_shape[-1])
     multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
-    if tests is not None:
-        check_test_images(config, model, variables, source, tests)
     return variables
 
 
@@ -338,7 +345,7 @@ def _order(loss_fn: LossFn, variables: Variables, batch: dict[str, jax.ShapeDtyp
     return backward_order(lambda *args: gradient(*args)[0], *variables, batch, keys)
 
 
-def make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState], dict[str, float]]:
+def _make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState], dict[str, float]]:
     """A function of a state: its loss and accuracy on all of `tests`, each example counted once."""
     config, mesh, ensemble = experiment.config, experiment.mesh, experiment.config.ensemble.on
     ranks = experiment.processes.cluster.mpi
@@ -359,11 +366,10 @@ def make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState
 def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
     """A config as what `jaxnet bench step` times: its model, its first batch, its optimizer, under any strategy."""
     source = open_split(config.data, "train")
-    processes = join(config, mesh)
 
     def under(strategy: Strategy | str, mode: Any, sums: AllReduce) -> Experiment:
         own = dataclasses.replace(config, strategy=strategy, mode=mode, bucket_bytes=None)
-        return prepare(own, processes=processes, source=source, all_reduce=sums)
+        return prepare(own, mesh, source=source, all_reduce=sums)
 
     plain = under("flat", "shard_map", all_reduce)
     with closing(plain.batches()) as batches:

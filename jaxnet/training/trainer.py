@@ -10,10 +10,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from jaxnet.config.check import check_config, recipe_warnings
+from jaxnet.config.check import recipe_warnings
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
-from jaxnet.data import inputs_of, open_split
+from jaxnet.data import inputs_of
 from jaxnet.ensembles import ensemble_table
 from jaxnet.errors import say
 from jaxnet.report.goodput import ending_text
@@ -23,8 +23,7 @@ from jaxnet.training.ledger import Ledger
 from jaxnet.training.loop import Loop
 from jaxnet.training.observer import Observer
 from jaxnet.training.peers import Peers
-from jaxnet.training.prepare import make_evaluate, prepare
-from jaxnet.training.processes import join
+from jaxnet.training.prepare import prepare
 from jaxnet.training.profiling import ProfileWindow, compile_step, write_programs
 from jaxnet.training.records import MetricsWriter, as_json, write_whole, writing
 from jaxnet.training.recovery import Recovery
@@ -60,19 +59,14 @@ def train(
         InputError: the config or the workdir cannot be used; the message says what to change.
     """
     began = time.perf_counter()
-    check_config(config)
     workdir = Path(workdir)
     watchdog, ledger = watchdog or Watchdog(config.watchdog), ledger or Ledger()
     with ExitStack() as during:
-        # ---- Processes and mesh -------------------------------------------------------------------------------
-        processes = join(config)
+        # ---- Processes, data, model, optimizer, strategy, step: shapes and functions, no arrays yet -----------
+        experiment = prepare(config)
+        experiment.check_tests()
+        processes, source, tests = experiment.processes, experiment.source, experiment.tests
         primary, ranks = processes.primary, processes.cluster.mpi
-
-        # ---- Data: a batch is a function of (seed, step) ------------------------------------------------------
-        source, tests = open_split(config.data, "train"), open_split(config.data, "test")
-
-        # ---- Model, optimizer, strategy, step: shapes and functions, no arrays yet ----------------------------
-        experiment = prepare(config, processes=processes, source=source, tests=tests)
 
         # ---- Workdir: held by this run alone; what was compiled before lies there -----------------------------
         fence = during.enter_context(
@@ -118,10 +112,8 @@ def train(
             watching.insert(0, during.enter_context(closing(metrics)))
 
         # ---- Loop: batch, step, log, guard, evaluate, save, stop on a signal ----------------------------------
-        evaluate = make_evaluate(experiment, tests)
-
         def evaluated(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            result, damaged = evaluate(state), peers.gather().damaged
+            result, damaged = experiment.evaluate(state), peers.gather().damaged
             return result, {"damaged_records": damaged} if damaged else {}
 
         loop = Loop(experiment, step.run, evaluated, saver.save, guard, watching)
@@ -142,7 +134,7 @@ def train(
             if kept := processes.broadcast_object(lambda: kept_summary(path, first_step, total)):
                 return Run(config, workdir, kept, experiment, outcome.state, step.check)
         if not outcome.evaluation and outcome.signal is None:
-            outcome = outcome._replace(evaluation=evaluate(outcome.state))
+            outcome = outcome._replace(evaluation=experiment.evaluate(outcome.state))
         seconds = time.perf_counter() - began
         summary = summarize(experiment, outcome, first_step, met, seconds=seconds, not_saved=checkpoints.unsaved)
         account = ledger.close()
