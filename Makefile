@@ -5,7 +5,7 @@ VENV ?= .venv
 EXTRAS ?= dev
 CONFIG ?= configs/digits.py
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 TESTS ?=
 BENCH ?= $(wildcard benchmarks/*.py)
 SCRIPTS ?= $(wildcard launch/*.sh launch/*/*.sh)
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 MPI_STAMP := $(VENV)/.installed-mpi
 
-.PHONY: help install install-mpi train test lint format bench hooks lock clean
+.PHONY: help install install-mpi train test test-all lint format bench hooks lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -29,8 +29,14 @@ install-mpi: $(MPI_STAMP)  ## add mpi4jax, compiled against the MPI whose mpicc 
 train: install  ## train: make train CONFIG=configs/digits.py ARGS='epochs=5'
 	$(BIN)/python train.py --config $(CONFIG) $(ARGS)
 
-test: install  ## run the whole test suite, or a part: make test TESTS=tests/comm
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) $(TESTS)
+# Tests of processes wait more than they compute: three workers keep two cores busy.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test: install  ## run the tests, or a part: make test TESTS=tests/comm
+	$(PYTEST) -m 'not slow' $(ARGS) $(TESTS)
+
+test-all: install  ## run the slow repetitions too: more meshes, seeds and whole runs of what `make test` tests
+	$(PYTEST) $(ARGS) $(TESTS)
 
 lint: install  ## check format, style, types and the direction of imports; change nothing
 	$(BIN)/ruff format --check .

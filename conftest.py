@@ -1,7 +1,6 @@
 """Tests run on eight emulated CPU devices, and ranks are never promoted in silence."""
 
 import atexit
-import importlib.util
 import os
 import shutil
 import signal
@@ -11,14 +10,11 @@ import jax
 import pytest
 from hypothesis import settings
 
-# Its packages are an extra; the examples of a module are found by importing it.
-collect_ignore = [] if importlib.util.find_spec("cv2") else ["jaxnet/data/photos/fast.py"]
-
 # Set before any device is used; one process has one device count.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time of a test would be LLVM's and, in JAX 0.10, that of the newer of its two emitters of kernels.
 # What XLA makes of a program before that is the same, and so are these tests.
-_QUICK = "--xla_backend_optimization_level=0"
+_QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if jax.__version_info__ < (0, 11):
     _QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"
@@ -34,10 +30,14 @@ settings.load_profile("jaxnet")
 def pytest_configure(config):
     """One directory for what the runs of all tests compile: most run the same program.
 
-    Who is told to end first says what failed.
+    A pytest that is told to end first says what failed.
     """
+    # A shell has its background jobs ignore SIGINT, and the programs that tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # the workers inherit it
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Else each of the hundreds of processes that tests start would compile every module of jaxnet.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["TESTS_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="jaxnet-tests-")
         atexit.register(shutil.rmtree, os.environ["TESTS_COMPILE_CACHE"], ignore_errors=True)
 

@@ -164,8 +164,16 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
 
 def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: int) -> list[dict[str, Any]]:
     """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
-    from jaxnet.comm import STRATEGIES, Averaging, Strategy, all_reduce, bucketed, named_strategy, wire_bytes_per_axis
-    from jaxnet.comm.by_name import has_bucket_size
+    from jaxnet.comm import (
+        STRATEGIES,
+        Averaging,
+        Strategy,
+        all_reduce,
+        bucketed,
+        has_bucket_size,
+        named_strategy,
+        wire_bytes_per_axis,
+    )
 
     flat = bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives
     least = sum(wire_bytes_per_axis(flat).values())

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jaxnet
 from jaxnet.cluster import coordination
 from jaxnet.cluster.environment import name_ranks
 from jaxnet.cluster.start import Cluster
@@ -92,7 +91,7 @@ def differing_keys(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
     return differing
 
 
-_ROOT = Path(jaxnet.__path__[0])
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 def code_digests(root: Path = _ROOT) -> dict[str, str]:

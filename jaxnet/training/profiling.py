@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.comm import Check, verify
-from jaxnet.comm.pieces import HasText
+from jaxnet.comm import Check, HasText, verify
 from jaxnet.config.run import Profile
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.display import say_warning

@@ -2,7 +2,9 @@
 
 import fcntl
 import functools
+import hashlib
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,18 @@ from support.programs import jaxnet, write_program
 from support.training_runs import finish
 
 
+@contextmanager
+def locked(path):
+    """Keep the test workers of this run of pytest apart."""
+    with path.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture
 def network():
     """The machine's network, which no test of another worker changes meanwhile."""
-    with (Path(os.environ["TESTS_COMPILE_CACHE"]) / "network.lock").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    with locked(Path(os.environ["TESTS_COMPILE_CACHE"]) / "network.lock"):
         yield
 
 
@@ -36,13 +45,19 @@ def lab(tmp_path, network):
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory):
-    """`run(place, *overrides)`: the workdir of a run that nothing broke; each is run once."""
+def run():
+    """`run(place, *overrides)`: the workdir of an unbroken run, which all test workers share; change a copy."""
+    runs = Path(os.environ["TESTS_COMPILE_CACHE"]) / "runs"
+    runs.mkdir(exist_ok=True)
 
     @functools.cache
     def unbroken(*way):
-        workdir = tmp_path_factory.mktemp("run")
-        finish(workdir, *way)
+        workdir = runs / hashlib.sha256(repr(way).encode()).hexdigest()[:16]
+        ended = workdir.with_suffix(".ended")
+        with locked(workdir.with_suffix(".lock")):
+            if not ended.exists():
+                finish(workdir, *way)
+                ended.touch()
         return workdir
 
     return unbroken

@@ -6,7 +6,6 @@ import logging
 import random
 import re
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -73,14 +72,22 @@ def restore(rank, directory):
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("jaxnet").addHandler(handler)
-    checkpoints = Checkpointer(directory)
     try:
+        checkpoints = Checkpointer(directory)
         restored = checkpoints.restore_latest(wanted())
     except InputError as error:
         return [None, None, [str(error)]]
+    finally:
+        logging.getLogger("jaxnet").removeHandler(handler)
     checkpoints.save(30, state_of(30), extra={})
     checkpoints.close()
     return [restored.step, restored.extra, is_state_of(restored.state, restored.step), warnings]
+
+
+def restore_each(rank, directory):
+    """`restore` in each of `PREPARED`, and what a process is told that opens a directory of its own."""
+    restored = {name: restore(rank, f"{directory}/{name}") for name in PREPARED}
+    return restored | {"not shared": open_own_directory(rank, f"{directory}/not shared")}
 
 
 def test_two_processes_save_and_one_or_two_restore(tmp_path):
@@ -95,38 +102,57 @@ def test_two_processes_save_and_one_or_two_restore(tmp_path):
     assert digest(tmp_path / "000020") == written
 
 
-def test_one_process_saves_and_two_restore(tmp_path):
-    save_steps(0, tmp_path, "10")
-    with Ranks(restore, 2, str(tmp_path)) as ranks:
-        assert ranks.results() == [[10, {"next_step": 11}, True, []]] * 2
+# What one process saved, by the name of the directory: the steps, and what was done to the last of them.
+PREPARED = {
+    "sound": (["10"], lambda step: None),
+    "damaged": (["10", "20", "30"], lambda step: flip_a_bit(largest_file(step))),
+    "no manifest": (["10"], lambda step: (step / "manifest.json").unlink()),
+    "a directory as manifest": (
+        ["10"],
+        lambda step: ((step / "manifest.json").unlink(), (step / "manifest.json").mkdir()),
+    ),
+}
 
 
-def test_all_processes_pass_over_the_same_damaged_step(tmp_path):
-    save_steps(0, tmp_path, "10", "20", "30")
-    victim = largest_file(tmp_path / "000030")
-    flip_a_bit(victim)
-    with Ranks(restore, 2, str(tmp_path)) as ranks:
-        (*first, warnings), (*second, others) = ranks.results()
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The folder of all these directories, and what two processes, started once, restored from each."""
+    folder = tmp_path_factory.mktemp("prepared")
+    for name, (steps, harm) in PREPARED.items():
+        save_steps(0, folder / name, *steps)
+        harm(folder / name / f"{int(steps[-1]):06d}")
+    victim = largest_file(folder / "damaged/000030").name
+    with Ranks(restore_each, 2, str(folder)) as ranks:
+        first, second = ranks.results()
+    return folder, {name: [first[name], second[name]] for name in first}, victim
+
+
+def test_one_process_saves_and_two_restore(prepared):
+    _, restored, _ = prepared
+    assert restored["sound"] == [[10, {"next_step": 11}, True, []]] * 2
+
+
+def test_all_processes_pass_over_the_same_damaged_step(prepared):
+    folder, restored, victim = prepared
+    (*first, warnings), (*second, others) = restored["damaged"]
     assert first == second == [20, {"next_step": 21}, True]
     assert len(warnings) == 1
-    assert victim.name in warnings[0]
+    assert victim in warnings[0]
     assert others == []
-    with contextlib.closing(Checkpointer(tmp_path)) as alone:
+    with contextlib.closing(Checkpointer(folder / "damaged")) as alone:
         assert is_state_of(alone.restore(30, wanted()).state, 30)
 
 
 @pytest.mark.parametrize(
-    ("in_its_place", "said"),
-    [(None, "step 10: manifest.json is missing"), (Path.mkdir, "000010/manifest.json cannot be read: Is a directory")],
+    ("name", "said"),
+    [
+        ("no manifest", "step 10: manifest.json is missing"),
+        ("a directory as manifest", "000010/manifest.json cannot be read: Is a directory"),
+    ],
 )
-def test_all_processes_report_that_nothing_can_be_used(tmp_path, in_its_place, said):
-    save_steps(0, tmp_path, "10")
-    path = tmp_path / "000010/manifest.json"
-    path.unlink()
-    if in_its_place:
-        in_its_place(path)
-    with Ranks(restore, 2, str(tmp_path)) as ranks:
-        (_, _, [first]), (_, _, [second]) = ranks.results()
+def test_all_processes_report_that_nothing_can_be_used(prepared, name, said):
+    _, restored, _ = prepared
+    (_, _, [first]), (_, _, [second]) = restored[name]
     assert first == second
     assert said in first
 
@@ -139,10 +165,10 @@ def open_own_directory(rank, directory):
     return None
 
 
-def test_directories_that_are_not_shared_are_refused(tmp_path):
-    with Ranks(open_own_directory, 2, str(tmp_path)) as ranks:
-        for rank, error in enumerate(ranks.results()):
-            assert f"{tmp_path}/{rank} is not shared: process 1 does not see what process 0 writes" in error
+def test_directories_that_are_not_shared_are_refused(prepared):
+    folder, restored, _ = prepared
+    for rank, error in enumerate(restored["not shared"]):
+        assert f"{folder}/not shared/{rank} is not shared: process 1 does not see what process 0 writes" in error
 
 
 def save_when_told(rank, directory):
@@ -215,8 +241,16 @@ def kill_while_saving(directory, processes, rounds, seed):
     return steps
 
 
-@pytest.mark.parametrize(("processes", "rounds"), [(1, 10), (2, 4)])
-def test_a_kill_at_any_time_leaves_the_last_promised_step(tmp_path, processes, rounds):
-    steps = kill_while_saving(tmp_path, processes, rounds, seed=processes)
+@pytest.mark.parametrize(
+    ("processes", "rounds", "seed"),
+    [
+        (1, 3, 1),
+        (2, 3, 2),
+        pytest.param(1, 10, 3, marks=pytest.mark.slow),
+        pytest.param(2, 6, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_at_any_time_leaves_the_last_promised_step(tmp_path, processes, rounds, seed):
+    steps = kill_while_saving(tmp_path, processes, rounds, seed)
     assert steps == sorted(steps)
     assert not (tmp_path / "damaged").exists()

@@ -14,7 +14,14 @@ pytestmark = pytest.mark.processes
 ZERO = "strategy=zero"
 
 
-@pytest.mark.parametrize("way", [(EIGHT, ZERO, "hosts=2"), (TWO, ZERO)], ids=["8 devices", "2 processes"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param((TWO, ZERO), id="2 processes"),
+        # tests/training/test_deferred.py trains on the devices of one process.
+        pytest.param((EIGHT, ZERO, "hosts=2"), id="8 devices", marks=pytest.mark.slow),
+    ],
+)
 def test_the_loss_curve_of_a_run_is_that_of_hierarchical(run, way):
     np.testing.assert_allclose(losses(run(*way)), losses(run(ONE)), rtol=1e-5)
 

@@ -39,10 +39,16 @@ FAULTS = {
     "no-quota": (lambda: files_no_longer_than(0), "File too large"),
     "no-directory": (no_new_directories, "No space left on device"),
 }
+CASES = [("quota", 0), ("quota", 1), ("no-quota", 0), ("no-quota", 1), ("no-directory", 0)]
+
+
+def save_under_every_fault(rank, directory):
+    """What `save_with_one_failing` gives for each case, in a directory of its own."""
+    return [save_with_one_failing(rank, f"{directory}/{fault}-{victim}", fault, victim) for fault, victim in CASES]
 
 
 def save_with_one_failing(rank, directory, fault, victim):
-    """What each of three saves ended with; during the second, one process cannot write."""
+    """What each of four saves ended with; during the second, one process cannot write."""
     mesh = mesh_of(jax.process_count(), jax.local_device_count())
     checkpoints, ends = Checkpointer(directory), []
     for step in (10, 20, 30, 40):
@@ -53,7 +59,7 @@ def save_with_one_failing(rank, directory, fault, victim):
             checkpoints.wait()
 
         try:
-            if step == 20 and rank == int(victim):
+            if step == 20 and rank == victim:
                 with FAULTS[fault][0]():
                     save()
             else:
@@ -65,13 +71,19 @@ def save_with_one_failing(rank, directory, fault, victim):
     return [ends, checkpoints.steps()]
 
 
-@pytest.mark.parametrize(
-    ("fault", "victim"), [("quota", 0), ("quota", 1), ("no-quota", 0), ("no-quota", 1), ("no-directory", 0)]
-)
-def test_a_save_that_fails_on_one_process_fails_on_all_and_the_next_works(fault, victim, tmp_path):
-    with Ranks(save_with_one_failing, 2, str(tmp_path), fault, str(victim)) as ranks:
-        first, second = ranks.results()
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """By case: its directory, and what it gave on each process. One start of the processes tries all cases."""
+    directory = tmp_path_factory.mktemp("faults")
+    with Ranks(save_under_every_fault, 2, str(directory)) as ranks:
+        results = ranks.results()
+    return {case: (directory / f"{case[0]}-{case[1]}", each) for case, *each in zip(CASES, *results, strict=True)}
+
+
+@pytest.mark.parametrize(("fault", "victim"), CASES)
+def test_a_save_that_fails_on_one_process_fails_on_all_and_the_next_works(fault, victim, outcomes):
+    directory, (first, second) = outcomes[fault, victim]
     assert first == second
     (before, failed, *after), steps = first
     assert (before, after, steps) == ("", ["", ""], [10, 30, 40])
-    assert failed == f"checkpoint step 20 could not be written to {tmp_path}: {FAULTS[fault][1]}"
+    assert failed == f"checkpoint step 20 could not be written to {directory}: {FAULTS[fault][1]}"

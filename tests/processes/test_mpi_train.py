@@ -46,7 +46,16 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["flat", "ddp", "hierarchical", "per_leaf"])
+# test_mpi.py sums by every strategy over MPI. Here: few messages, and one for each leaf.
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "hierarchical",
+        "per_leaf",
+        pytest.param("flat", marks=pytest.mark.slow),
+        pytest.param("ddp", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_have_the_curve_of_two_devices(strategy, tmp_path, run):
     alone = run(Place(devices=2), *SHORT, "strategy=flat")
     program = finish(tmp_path, *SHORT, f"strategy={strategy}")
@@ -65,7 +74,9 @@ def test_two_ranks_have_the_curve_of_two_devices(strategy, tmp_path, run):
     assert saved_steps(tmp_path) == [5, 10, STEPS]
 
 
-@pytest.mark.parametrize(("ranks", "devices", "norm"), [(4, 1, "local"), (2, 2, "host")])
+@pytest.mark.parametrize(
+    ("ranks", "devices", "norm"), [(2, 2, "host"), pytest.param(4, 1, "local", marks=pytest.mark.slow)]
+)
 def test_ranks_are_hosts(ranks, devices, norm, tmp_path, run):
     overrides = [*SHORT, f"batch_norm={norm}"]
     finish(tmp_path, *overrides, ranks=ranks, devices=devices)

@@ -38,17 +38,26 @@ from support.training_runs import (
 pytestmark = pytest.mark.processes
 
 WAYS = {
-    "8 devices": (EIGHT,),
     "8 devices as 2 hosts": (EIGHT, "hosts=2"),
     "2 processes": (TWO,),
     "4 processes": (FOUR,),
-    "ddp": (EIGHT, "strategy=ddp"),
-    "per_leaf": (EIGHT, "strategy=per_leaf"),
-    "xla": (EIGHT, "strategy=xla"),
     "xla, 2 processes": (TWO, "strategy=xla"),
     "pmap": (EIGHT, "mode=pmap"),
 }
-EVERY_WAY = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+# tests/training/test_step.py shows that every exact strategy and mode trains alike on the devices of one process.
+MORE_WAYS = {
+    "8 devices": (EIGHT,),
+    "ddp": (EIGHT, "strategy=ddp"),
+    "per_leaf": (EIGHT, "strategy=per_leaf"),
+    "xla": (EIGHT, "strategy=xla"),
+}
+EVERY_WAY = pytest.mark.parametrize(
+    "way",
+    [
+        *(pytest.param(way, id=name) for name, way in WAYS.items()),
+        *(pytest.param(way, id=name, marks=pytest.mark.slow) for name, way in MORE_WAYS.items()),
+    ],
+)
 
 
 @EVERY_WAY
@@ -74,7 +83,7 @@ def test_evaluation_counts_every_example_once_every_way(run, way):
     assert abs(got["accuracy"] - summary(run(ONE))["accuracy"]) < 1.5 / 360  # one example may stand on the edge
 
 
-@pytest.mark.parametrize("place", [EIGHT, TWO])
+@pytest.mark.parametrize("place", [TWO, pytest.param(EIGHT, marks=pytest.mark.slow)])
 def test_the_same_run_twice_has_the_same_bits(run, tmp_path, place):
     finish(tmp_path, place)
     assert_same_bits(arrays(tmp_path), arrays(run(place)))
@@ -124,7 +133,7 @@ def test_killed_twice_and_continued_it_ends_as_unbroken(run, killed, tmp_path):
     assert_as_unbroken(workdir, run(TWO))
 
 
-@pytest.mark.parametrize("place", [EIGHT, FOUR])
+@pytest.mark.parametrize("place", [EIGHT, pytest.param(FOUR, marks=pytest.mark.slow)])
 def test_a_killed_run_continues_on_another_topology(run, killed, tmp_path, place):
     workdir = copied(killed, tmp_path)
     program = finish(workdir, place)
@@ -133,14 +142,6 @@ def test_a_killed_run_continues_on_another_topology(run, killed, tmp_path, place
     got, unbroken = summary(workdir), summary(run(TWO))
     assert got["loss"] == pytest.approx(unbroken["loss"], rel=1e-3)
     assert (got["steps"], got["processes"]) == (STEPS, place.processes)
-
-
-@pytest.fixture
-def interruptible():
-    """A shell lets what it runs in the background ignore SIGINT, and so would all that is started from there."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def stop_one(workdir, number, rank, before):
@@ -162,7 +163,6 @@ def stop_one(workdir, number, rank, before):
     return step
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_stopped_by_signals_and_continued_it_ends_as_unbroken(run, tmp_path):
     """Each time all save the same step and exit with 0, whoever got the signal."""
     step = 0

@@ -16,13 +16,12 @@ LIMITS = ("watchdog.floor_seconds=2", "watchdog.factor=5")
 
 STUCK = """
 import time
-from jaxnet.training.watchdog import Alarm
-from jaxnet.training.watchdog import Watchdog
+from jaxnet.training.watchdog import Watchdog, WatchdogLimits
 
 def waits_for_ever():
     time.sleep(600)
 
-with Alarm(Watchdog(factor=2, floor_seconds=1, other_seconds=1)) as alarm:
+with Watchdog(WatchdogLimits(factor=2, floor_seconds=1, other_seconds=1)) as alarm:
     for step in range(1, 8):
         time.sleep(0.1)
         alarm.stepped(step)

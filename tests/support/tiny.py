@@ -1,8 +1,10 @@
 """A tiny training problem for tests of the step."""
 
+import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -33,15 +35,29 @@ def batch(step: int, size: int = 32) -> dict[str, np.ndarray]:
     }
 
 
+@functools.cache
 def cnn(**fields):
     return from_linen(CNN(CLASSES, **{"widths": (4, 8), "hidden": 16, "dropout": 0.2, **fields}))
 
 
+@functools.cache
 def resnet(**fields):
     return from_linen(ResNet(CLASSES, **{"depths": (1, 1), "block": "basic", "stem": "small", "channels": 8, **fields}))
 
 
-def setup(model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optimizer=None, **options):
+@functools.cache
+def variables(model):
+    """The first variables of a model, drawn once: compiling the draw takes as long as compiling a step."""
+    return jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *IMAGE), jnp.float32)))
+
+
+def setup(
+    model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optimizer=None, draw_on_mesh=False, **options
+):
+    """A step and its first state, whose variables are drawn beforehand or, with `draw_on_mesh`, as in a run."""
+    if not draw_on_mesh:
+        drawn = variables(model)
+        model = model._replace(init=lambda key, images: drawn)
     mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
     loss_fn = classification_loss(
         model, Pixels((0.5,), (0.5,)), label_smoothing=0.1, augment=Augmentation(flip=True, shift=1, erase=3)

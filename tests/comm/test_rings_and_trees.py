@@ -1,4 +1,4 @@
-"""The algorithms made of permutes beside slow references, message by message, and beside the formulas of their cost."""
+"""Rings, halving and trees, compared with slow references in NumPy, and their plans with the formulas of their cost."""
 
 import functools
 
@@ -26,25 +26,27 @@ from jaxnet.comm.trees import binomial, chain, star
 
 
 def ring_reference(x):
-    """The sum of part p begins at place p + 1 and grows at each place that it visits."""
+    """The sum of shard p begins at place p + 1 and grows at each place that it visits."""
     size = len(x)
-    parts = np.split(x, size, axis=1)
+    shards = np.split(x, size, axis=1)
     sums = []
     for p in range(size):
-        total = parts[p][(p + 1) % size]
+        total = shards[p][(p + 1) % size]
         for step in range(2, size + 1):
-            total = total + parts[p][(p + step) % size]
+            total = total + shards[p][(p + step) % size]
         sums.append(total)
     return np.concatenate(sums)
 
 
 def halving_reference(x):
-    """Every place holds all parts; in each round it gives away those that are far ahead of it."""
+    """Every place holds all shards; in each round it gives away those that are far ahead of it."""
     size = len(x)
     held = [dict(enumerate(np.split(row, size))) for row in x]
     while len(held[0]) > 1:
         distance = -(-len(held[0]) // 2)
-        away = [{p: v for p, v in parts.items() if (p - place) % size >= distance} for place, parts in enumerate(held)]
+        away = [
+            {p: v for p, v in shards.items() if (p - place) % size >= distance} for place, shards in enumerate(held)
+        ]
         for place in range(size):
             for p in away[place]:
                 del held[place][p]

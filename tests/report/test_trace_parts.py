@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.comm.hlo import collectives_in
-from jaxnet.report.trace import Thread, axes_of, bucket_of, read_program, scope_of
+from jaxnet.comm import collectives_in
+from jaxnet.report.programs import axes_of, bucket_of, read_program, scope_of
+from jaxnet.report.trace import Thread
 from jaxnet.report.xspace import Message
 from support.traces import HLO
 

@@ -1,4 +1,4 @@
-"""The algorithms made of permutes in use: without types, with something inside, and wrong arguments refused."""
+"""Brackets in use: where JAX tracks no types, around an inner reducer with state, and wrong arguments refused."""
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxnet.comm import (
     AXES,
     Reducer,
     all_reduce,
+    as_reducer,
     bucketed,
     cast,
     factored,
@@ -21,7 +22,6 @@ from jaxnet.comm import (
     scattered,
     sharded,
 )
-from jaxnet.comm.sharded import as_reducer
 from support.laws import run_reducer
 
 HR = rooted("device", rooted("host"), tree="chunked_chain", chunks=3)
@@ -109,7 +109,7 @@ def test_factors_left_out_are_refused():
     ],
 )
 def test_an_axis_that_is_named_twice_is_refused(reducer):
-    """Its devices hold different parts by then, or a sum that would be counted again."""
+    """Its devices hold different shards by then, or a sum that would be counted again."""
     spec, sizes = jax.ShapeDtypeStruct((64,), "float32"), {"host": 2, "device": 4}
     with pytest.raises(ValueError, match=r"sums along the same axis again. Name each axis once"):
         reducer.plan(spec, sizes)

@@ -1,4 +1,4 @@
-"""When a bucket starts: the groups of a plan, a bound on what travels at once, and where XLA:CPU places it."""
+"""When a bucket starts: groups, the bound on buckets in flight, and where XLA:CPU places each."""
 
 import re
 
@@ -10,9 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import all_reduce, bucketed, scattered
-from jaxnet.comm.bucketed import grouped
-from jaxnet.comm.hlo import collectives_in
+from jaxnet.comm import all_reduce, bucketed, collectives_in, grouped, scattered
 from jaxnet.comm.order import merge_by_cost
 from support.laws import lowered, run_reducer
 

@@ -1,4 +1,4 @@
-"""Parts of stacked leaves: what each member's parts would be, side by side, in as many messages."""
+"""Shards of stacked leaves: those of each member by itself, side by side, in as few messages."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def tree(device):
 
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("bucket", [None, 64], ids=["one_message", "buckets"])
-def test_parts_are_those_of_each_member_and_gather_to_the_sum(stages, bucket):
+def test_shards_are_those_of_each_member_and_gather_to_the_sum(stages, bucket):
     mesh = comm.make_mesh(2, jax.devices()[:6])
     inner = comm.sharded(*STAGES[stages], bucket_bytes=bucket)
     ours = comm.stacked_shards(inner)
@@ -29,13 +29,13 @@ def test_parts_are_those_of_each_member_and_gather_to_the_sum(stages, bucket):
 
     def on_device(values):
         own = jax.tree.map(lambda leaf: leaf[0], values)
-        parts = ours.scatter(own)
+        shards = ours.scatter(own)
         members = [[leaf[index] for leaf in own] for index in range(MEMBERS)]
         alone = [inner.scatter(member) for member in members]
         wanted = [jnp.stack(each) for each in zip(*alone, strict=True)]
-        same = [jnp.array_equal(a, b) for a, b in zip(parts, wanted, strict=True)]
-        sums = ours.gather(parts, shapes)
-        same += [jnp.array_equal(a, b) for a, b in zip(ours.split(sums), parts, strict=True)]
+        same = [jnp.array_equal(a, b) for a, b in zip(shards, wanted, strict=True)]
+        sums = ours.gather(shards, shapes)
+        same += [jnp.array_equal(a, b) for a, b in zip(ours.split(sums), shards, strict=True)]
         return sums, jnp.stack(same)[None]
 
     spec = P(("host", "device"))

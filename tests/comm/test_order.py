@@ -1,4 +1,4 @@
-"""Merging by cost: as good as the best of all partitions, and never worse than the rule of thumb."""
+"""Merging by cost: as good as the best of all partitions, and never worse than the greedy rule."""
 
 import itertools
 

@@ -1,12 +1,23 @@
-"""Checkpoints that are either whole or not there.
-
-Orbax writes the arrays into `000200-NAME-1.saving/`; every file there is digested into a manifest; only then is
-the directory renamed to `000200/`, and only then are older steps deleted. So whatever is called by a step was
-complete and sealed when it got that name, whenever the processes are killed.
+"""Save and restore the state of a run: a checkpoint is either complete or not there.
 
     000200/manifest.json    what is in it (step, extra, metrics, leaves) and the digest of every file
     000200/state/           an ordinary Orbax checkpoint: nested dicts of arrays
-    damaged/000300-1/       a step that was not as it was written: kept, never read, never deleted
+    damaged/000300-1/       a step that differed from its manifest: kept, never read, never deleted
+
+A save of step 200 has five phases. All processes take part; `jaxnet.checkpoints.consensus` makes a failure on one the
+failure of all.
+
+1. Process 0 calls the fence, deletes leftovers and makes `000200-NAME-1.saving/`.         (`save`, blocking)
+2. All copy their arrays; from here on the buffers may be donated.                         (`save`, blocking)
+3. Orbax writes the copies into `.saving/state/`.                                          (background)
+4. Process 0 digests every file, writes and flushes `manifest.json`, calls the fence again
+   and renames the directory to `000200/`.                                                 (background)
+5. Process 0 deletes steps that are neither among the newest nor the best.                 (background)
+
+What a kill leaves: in phases 1 to 3, and in 4 before the rename, a `.saving` directory, which no reader looks at and
+the next save deletes; after the rename, a complete step, and perhaps an old step too many or a `.deleting` directory.
+A reader needs no more than the name: a directory called by a step was complete and sealed when it got that name. It
+still checks every digest, because disks change what was written.
 """
 
 import itertools
@@ -23,28 +34,30 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.consensus import Consensus
-from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey, described, named_leaves, nested
+from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
+from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, described, named_leaves, nested
 from jaxnet.checkpoints.lock import Lost
-from jaxnet.checkpoints.storage import LOST, NO_DEFAULTS, Replaceable, Storage, read_state, silence_orbax, why_not
+from jaxnet.checkpoints.reader import other_steps, read_state
+from jaxnet.checkpoints.storage import LOST, Storage, silence_orbax, why_not
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
 
 
 class NotSaved(InputError):
-    """A step is not on the disk, for a reason that may pass; those before it are as they were."""
+    """A step could not be written, for a reason that may pass; the steps before it are unchanged."""
 
 
 class Restored(NamedTuple):
-    """What a checkpoint held.
+    """The content of a checkpoint.
 
     Attributes:
         step: its number.
-        state: the arrays as `like` asked for them.
-        extra: as it was given to save.
-        replaced: dtype and shape, by name, of what it holds of leaves that were made anew; empty if none was.
+        state: the arrays in the structure and shardings of `like`.
+        extra: the `extra` that was given to save.
+        replaced: dtype and shape, by name, of the stored leaves that were not read but made anew; empty if none was.
     """
 
     step: int
@@ -63,12 +76,17 @@ class Checkpointer:
       manifest and all their files at full length, the newest of them digested a moment before. The content of
       the others is not read again until a restore.
     - A changed, truncated or missing file is noticed before anything of its step is used.
-
     - A save that fails on any process fails on all, with the same reason, and deletes nothing but its own files.
 
-    Before anything is published or deleted, process 0 calls `fence`, which raises Lost if this run may no more.
-
     Raises InputError when the directory cannot be written or is not the same one on all processes.
+
+    Args:
+        directory: where the steps are; made if it is absent.
+        keep: how many of the newest steps stay.
+        best: the metric whose best step stays too; None for none.
+        best_mode: 'max' if more of the metric is better, 'min' if less is.
+        fence: process 0 calls it before it publishes or deletes anything; it raises Lost when another run has
+            taken over the directory.
     """
 
     def __init__(
@@ -90,7 +108,7 @@ class Checkpointer:
         self._consensus = Consensus()
         name = self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
-        self._current: int | None = None  # the step whose checkpoint equals the present state
+        self._current: int | None = None  # the step last saved or restored: its checkpoint equals the present state
         silence_orbax()
         self._storage = Storage(self._consensus.meet)
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -100,10 +118,17 @@ class Checkpointer:
     def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
         """Start to save; return when `state` has been copied and its buffers may be donated.
 
-        `state` is a pytree of jax.Arrays, `extra` small JSON. Waits for the save before this one. Saving the
-        step that was last saved or restored does nothing: it is there. Raises NotSaved when the save before has
-        failed or this one cannot begin, and InputError for a step that is not newer than all there, which a resume
-        would not find again.
+        Waits for the save before this one. Does nothing if `step` was the last one saved or restored.
+
+        Args:
+            step: its number, larger than that of any step in the directory.
+            state: a pytree of jax.Arrays.
+            extra: small JSON.
+            metrics: values by name, for the choice of the best step.
+
+        Raises:
+            NotSaved: the save before failed, or this one cannot begin.
+            InputError: a newer step is in the directory, and a resume would take that one.
         """
         self.wait()
         if step == self._current:
@@ -124,7 +149,7 @@ class Checkpointer:
         self._pending = (step, self._committer.submit(self._commit, staged, step, about, failure))
 
     def wait(self) -> None:
-        """Return when what was saved is on the disk; raises NotSaved, on all processes, with what kept it from that."""
+        """Return when the last save is on the disk; NotSaved, with the reason, on all processes if it failed."""
         if self._pending is None:
             return
         (step, done), self._pending = self._pending, None
@@ -133,7 +158,7 @@ class Checkpointer:
             raise self._raised(step, failure)
 
     def steps(self) -> list[int]:
-        """The steps on the disk, in ascending order; a save still under way is not among them."""
+        """Return the steps on the disk in ascending order, without a save that is still under way."""
         return self._files.steps()
 
     def restore_latest(
@@ -144,17 +169,16 @@ class Checkpointer:
         defaults: Mapping[str, Any] = NO_DEFAULTS,
         replaceable: Replaceable | None = None,
     ) -> Restored | None:
-        """The newest step that is as it was written, in the shardings of `like`; None where no step is.
+        """Restore the newest intact step, into the shardings of `like`; return None where no step is.
 
-        `like` is a pytree of jax.ShapeDtypeStruct for any mesh and number of processes. Newer steps that are
-        damaged are named in a warning and moved to `damaged/`. Raises InputError when all are damaged (and
-        moves none), and when the leaves differ from those of `like`.
+        A warning names newer steps that are damaged, and they are moved to `damaged/`. Raises InputError when all
+        are damaged (and moves none), and when the leaves differ from those of `like`.
 
         Args:
-            like: what to restore.
+            like: a pytree of jax.ShapeDtypeStruct, for any mesh and number of processes.
             up_to: only this step and those before it.
-            defaults: values of leaves, by name, that a checkpoint may lack or have in excess.
-            replaceable: leaves that may differ in any way, and are then not read but made.
+            defaults: values of leaves, by name, that a checkpoint may lack, or have although `like` does not.
+            replaceable: leaves that may differ in any way; then they are made anew instead of read.
         """
         self.wait()
         found = Survey(*self._consensus.decided(lambda: self._files.survey(up_to)))
@@ -177,17 +201,17 @@ class Checkpointer:
         return self._restore(found.step, found.about, like, defaults, replaceable)
 
     def restore(self, step: int, like: Any) -> Restored:
-        """That step in the shardings of `like`; raises InputError when it is absent, damaged or unlike."""
+        """Restore `step` into the shardings of `like`; InputError when it is absent, damaged or differs from `like`."""
         self.wait()
         found = Survey(*self._consensus.decided(lambda: self._files.examine(step)))
         if found.step is None:
-            others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
+            others = other_steps(self.steps(), step)
             what = "".join(f"is damaged: {damage}" for _, damage in found.damaged) or "is not there"
             raise InputError(f"checkpoint step {step} in {self._files.root} {what} (other steps there: {others})")
         return self._restore(step, found.about, like)
 
     def close(self) -> None:
-        """Wait, and end the background threads; raises as `wait` does."""
+        """Wait, then end the background threads; raises as `wait` does."""
         try:
             self.wait()
         finally:
@@ -204,30 +228,33 @@ class Checkpointer:
             )
         values = {name: float(value) for name, value in metrics.items()}
         about = {"step": step, "extra": extra, "metrics": values, "leaves": leaves}
-        # A copy, because the caller may change `extra` before it is written.
+        # Copy it: the caller may change `extra` before the background thread writes it.
         copied: dict[str, Any] = json.loads(json.dumps(about))
         return copied
 
+    # ---- The phases of a save ------------------------------------------------------------------------------
+
     def _stage(self, staged: Path) -> None:
+        """Phase 1, on process 0: make everything that Orbax needs, so that nothing can fail here alone later."""
         self._fence()
         self._files.stage(staged)
         self._storage.prepare(staged / "state")
 
     def _commit(self, staged: Path, step: int, about: dict[str, Any], failure: str) -> str:
-        """Finish a save in the background; "" or why it failed, here or on another process."""
-        failure = failure or why_not(lambda: self._written(staged, step, about))
+        """Phases 3 to 5, in the background: return "", or why the save failed here or on another process."""
+        failure = failure or why_not(lambda: self._finish(staged, step, about))
         failure = self._consensus.end(failure)
         if not failure:
             self._newest = step
         elif self._consensus.primary:
-            shutil.rmtree(staged, ignore_errors=True)  # on a full disk, others need the place
+            shutil.rmtree(staged, ignore_errors=True)  # frees space for logs and metrics on a full disk
         return failure
 
-    def _written(self, staged: Path, step: int, about: dict[str, Any]) -> None:
+    def _finish(self, staged: Path, step: int, about: dict[str, Any]) -> None:
         self._storage.finish()
         if self._consensus.primary:
             manifest.write(staged, about)
-            self._fence()
+            self._fence()  # as late as possible: another run may have taken over while the arrays were written
             self._publish(staged, step)
 
     def _publish(self, staged: Path, step: int) -> None:
@@ -236,6 +263,8 @@ class Checkpointer:
             self._files.retire(self._keep, self._best)
         except OSError as error:
             _log.warning("old checkpoints in %s could not be deleted: %s", self._files.root, error)
+
+    # ---- Restore and refuse --------------------------------------------------------------------------------
 
     def _set_aside(self, step: int) -> str:
         try:
@@ -257,7 +286,10 @@ class Checkpointer:
         return Restored(step, state, about["extra"], replaced)
 
     def _require_usable(self) -> str:
-        """Return a name that no other run in this directory has."""
+        """Check that all processes see one writable directory; return a name that no other run in it has.
+
+        Process 0's temporary file serves for both: every process looks for it, and its random name is unique.
+        """
         root = self._files.root
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -279,7 +311,7 @@ class Checkpointer:
 
 
 def not_shared(root: Path, blind: Sequence[int]) -> InputError:
-    """Some processes do not see what process 0 writes."""
+    """Return the error for processes (`blind`) that do not see what process 0 writes."""
     return InputError(
         f"the checkpoint directory {root} is not shared: process {', '.join(map(str, blind))} does not see what "
         "process 0 writes there; use a directory on a file system that all hosts mount"

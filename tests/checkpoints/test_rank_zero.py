@@ -1,4 +1,4 @@
-"""Checkpoints that one process keeps for all: two processes, played by threads, with meshes of their own."""
+"""Checkpoints that rank 0 keeps for all: two processes, played by threads, each with its own mesh."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from jaxnet.errors import InputError
 
 
 class Pair:
-    """What both processes hold; `Side(pair, index)` is how one of them talks."""
+    """The shared state of both processes; `Side(pair, index)` is the view of one."""
 
     def __init__(self):
         self.barrier, self.said = threading.Barrier(2, timeout=60), [None, None]
@@ -46,7 +46,7 @@ class Side:
 
 
 def both(work):
-    """`work(side)` as both processes; what each returned, or the InputError that it raised."""
+    """Run `work(side)` as both processes; return what each returned, or the InputError that it raised."""
     pair = Pair()
 
     def one(index):

@@ -1,4 +1,4 @@
-"""What MPI will carry and what is refused, without MPI: plans, the choice by size, the reading of programs."""
+"""The MPI reducer without MPI: plans, the choice of an algorithm by size, reading programs, refusals."""
 
 import subprocess
 import sys
@@ -7,9 +7,9 @@ import jax
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm import hlo
+from jaxnet.comm import hlo, mpi_all_reduce
 from jaxnet.comm import mpi as ranks
-from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, mpi_all_reduce, planned
+from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, planned
 from support.programs import clean_environment
 
 

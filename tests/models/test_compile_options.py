@@ -1,10 +1,10 @@
-"""What compiler options may change, and what not."""
+"""Compile options change how a program computes, not what it computes."""
 
 import jax
 import numpy as np
 import pytest
 
-from jaxnet.models.model import inference_options, network_options, once_options
+from jaxnet.models import inference_options, network_options, once_options
 
 
 def test_a_program_that_runs_once_gives_the_bits_of_one_compiled_with_every_pass():

@@ -1,4 +1,4 @@
-"""`comm` in loops that are not ours, and the small parts around reducers."""
+"""Reducers in a loop of the user's own, their orders and refusals, and the mesh."""
 
 import jax
 import jax.numpy as jnp

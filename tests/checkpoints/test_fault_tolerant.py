@@ -1,4 +1,4 @@
-"""A run goes on without the checkpoint that could not be written, and never has fewer good ones than before."""
+"""A run goes on when a checkpoint cannot be written, and never has fewer good ones than before."""
 
 import shutil
 import threading
@@ -6,8 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import FaultTolerantCheckpoints
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import FaultTolerantCheckpoints, manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from support import disks
@@ -51,7 +50,7 @@ def test_a_full_disk(small_disk):
         assert f"checkpoint step {step} could not be written to {small_disk}/run: No space left on device" in line
         assert checkpoints.unsaved
         assert run.open().steps() == [10, 20]
-        assert [path.name for path in run.path.iterdir() if path.suffix] == []  # the place is given back
+        assert [path.name for path in run.path.iterdir() if path.suffix] == []  # the space is freed
         said.clear()
     filling.unlink()
     checkpoints.save(50, large(run, 50), extra={})
@@ -94,7 +93,7 @@ def test_a_failure_is_told_although_nothing_else_is_saved(run, monkeypatch):
 
 
 def test_slow_storage_does_not_hold_up_training(run, monkeypatch):
-    """Until the next save is due; what is saved then is the state of the first call, whatever became of its arrays."""
+    """Only the next save waits for it. The first save holds its own state, although its arrays were reused since."""
     slow, write = threading.Event(), manifest.write
 
     def slowly(*arguments):
