@@ -1,4 +1,7 @@
-"""Show the progress of long work on images: a bar in a terminal, a line every 30 s elsewhere."""
+"""Show the progress of long work on images: a bar in a terminal, a line every 30 s elsewhere.
+
+This is a file of its own because it loads rich and `jaxnet.data`, which `jaxnet --help` must not wait for.
+"""
 
 import time
 from typing import Any

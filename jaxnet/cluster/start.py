@@ -100,6 +100,7 @@ def start_by_mpi(world: Callable[[], Any]) -> Cluster:
 
 
 def _join(place: Place, timeout_seconds: float) -> Cluster:
+    # 1. Check what JAX would abort on, or hang over.
     if jax.distributed.is_initialized():
         raise InputError("jax.distributed is initialised already; leave that call out, jaxnet makes it")
     if coordination.devices_in_use():
@@ -115,8 +116,10 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
     options = initialize_options(tls)
     if tls:
         check_credentials(tls, place.coordinator.host if place.coordinator and place.process_index == 0 else None)
+    # 2. Meet the others, then let JAX join all.
     address = _meet(place, timeout_seconds)
     _initialize(place, timeout_seconds, options)
+    # 3. Set up collectives and exit, before any device is made.
     if place.interface:
         listen_on(interface=place.interface)
     elif address:

@@ -73,8 +73,8 @@ def examine(what: Examination) -> Diagnosis:
     except InputError as error:
         cure = f"set {COORDINATOR}, {COUNT} and {INDEX}, or start with jaxnet launch"
         return Diagnosis([failed("place", str(error), cure)])
-    own = _alone(place, what)
-    if broken := _broken(own, ("coordinator", "interface")):
+    own = _check_alone(place, what)
+    if broken := _failed_among(own, ("coordinator", "interface")):
         rank = place.process_index or 0
         return Diagnosis([*own, skipped("ranks", f"rank {rank} cannot join, see {', '.join(broken)}")])
     try:
@@ -83,10 +83,10 @@ def examine(what: Examination) -> Diagnosis:
         if place.process_index:
             time.sleep(_FIRST_WORD_SECONDS)
         return Diagnosis([*own, failed("ranks", str(error), "see that all ranks run, and that rank 0 can be called")])
-    return _together(cluster, what, own)
+    return _check_together(cluster, what, own)
 
 
-def _alone(place: Place, what: Examination) -> list[Finding]:
+def _check_alone(place: Place, what: Examination) -> list[Finding]:
     """What a process can check alone."""
     coordinator = place.coordinator.host if place.coordinator else None
     found = check_machine(os.environ, coordinator)
@@ -111,13 +111,14 @@ def _check_data(data: Callable[[], str], timeout_seconds: float) -> Finding:
         return failed("data", found, "prepare it again")
 
 
-def _together(cluster: Cluster, what: Examination, own: Sequence[Finding]) -> Diagnosis:
+def _check_together(cluster: Cluster, what: Examination, own: Sequence[Finding]) -> Diagnosis:
+    """Merge what each rank has found alone, then make the checks that need all ranks."""
     talk = Talk(cluster.process_index, cluster.process_count, what.timeout_seconds)
     findings, speaker = list(own), 0
     try:
         by_rank = talk.gather("own", [asdict(finding) for finding in own])
         findings[:] = merged({rank: [Finding(**each) for each in given] for rank, given in enumerate(by_rank)})
-        _all_steps(cluster, talk, what, findings)
+        _check_job(cluster, talk, what, findings)
     except Unanswered as error:
         cure = "read the last lines of those ranks; on slow hosts, allow more time with --timeout"
         findings.append(failed("answers", str(error), cure))
@@ -125,12 +126,9 @@ def _together(cluster: Cluster, what: Examination, own: Sequence[Finding]) -> Di
     return Diagnosis(findings, talk.count, talk.rank == speaker)
 
 
-def _broken(findings: Sequence[Finding], checks: Sequence[str]) -> list[str]:
-    return [finding.check for finding in findings if finding.status == FAILED and finding.check in checks]
-
-
-def _all_steps(cluster: Cluster, talk: Talk, what: Examination, findings: list[Finding]) -> None:
+def _check_job(cluster: Cluster, talk: Talk, what: Examination, findings: list[Finding]) -> None:
     """Add to `findings` step by step, so that they are complete up to a step that some rank does not answer."""
+    # 1. What needs the coordination service only.
     if talk.count > 1:
         hosts = list(dict.fromkeys(talk.gather("hosts", socket.gethostname())))
         findings.append(ok("ranks", f"all {talk.count} came, on {', '.join(hosts)}; found by {cluster.detected_by}"))
@@ -138,29 +136,37 @@ def _all_steps(cluster: Cluster, talk: Talk, what: Examination, findings: list[F
         findings.append(check_clocks(talk))
         if what.workdir:
             findings.append(check_shared(talk, what.workdir))
+    # 2. TCP between the hosts.
     slowest = _links(cluster, talk, what, findings) if talk.count > 1 else None
-    if broken := _broken(findings, ("same versions", "links")):
+    if broken := _failed_among(findings, ("same versions", "links")):
         findings.append(skipped("all-reduce", f"it could hang or crash: {', '.join(broken)} failed"))
         return
+    # 3. Devices, and a sum over them.
     devices = check_devices(talk, what.timeout_seconds)
     findings += devices
-    if _broken(devices, ("devices",)):
+    if _failed_among(devices, ("devices",)):
         findings.append(skipped("all-reduce", "devices failed"))
     else:
         findings.append(check_sum(talk, slowest, what.timeout_seconds))
 
 
+def _failed_among(findings: Sequence[Finding], checks: Sequence[str]) -> list[str]:
+    """Those of `checks` that failed."""
+    return [finding.check for finding in findings if finding.status == FAILED and finding.check in checks]
+
+
 def _same(talk: Talk, what: Examination) -> list[Finding]:
     own = {"versions": {**versions(), **what.installed}, "code": code_digests(), "config": dict(what.config)}
     everyone = talk.gather("same", own)
-    checks = [
-        ("versions", "the same on all ranks", "install the same there: pip install -r requirements.lock"),
-        ("code", "the same on all ranks", "copy the same jaxnet to those hosts, or install the same version"),
-    ]
+    cures = {
+        "versions": "install the same there: pip install -r requirements.lock",
+        "code": "copy the same jaxnet to those hosts, or install the same version",
+    }
     if any(given["config"] for given in everyone):
-        checks.append(("config", "the same on all ranks", "start every rank with the same --config and key=value"))
+        cures["config"] = "start every rank with the same --config and key=value"
     return [
-        check_same(f"same {name}", [given[name] for given in everyone], alike, cure) for name, alike, cure in checks
+        check_same(f"same {name}", [given[name] for given in everyone], "the same on all ranks", cure)
+        for name, cure in cures.items()
     ]
 
 

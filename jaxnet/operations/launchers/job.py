@@ -161,9 +161,7 @@ def passed_environment(
         devices: CPU devices that each process emulates; None: JAX's default.
     """
     own = {name: environ[name] for name in unasked if name in environ} | {"PYTHONUNBUFFERED": "1"}
-    if devices is not None:
-        own["JAX_NUM_CPU_DEVICES"] = str(devices)
-        own.setdefault("JAX_PLATFORMS", "cpu")  # JAX prefers an accelerator where a host has one
+    own |= emulated_devices(own, devices)
     for text in asked:
         name, given, value = text.partition("=")
         _check_name(name, text)
@@ -171,6 +169,18 @@ def passed_environment(
             raise InputError(f"--env {name}: there is no such variable here; set it, or give --env {name}=VALUE")
         own[name] = value if given else environ[name]
     return dict(sorted(own.items()))
+
+
+def emulated_devices(environ: Mapping[str, str], devices: int | None) -> dict[str, str]:
+    """The variables by which a process emulates that many CPU devices; none for None.
+
+    >>> emulated_devices({}, 4)
+    {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '4'}
+    """
+    if devices is None:
+        return {}
+    # Unless the user chose a platform, name the CPU: JAX prefers an accelerator where a host has one.
+    return {"JAX_PLATFORMS": environ.get("JAX_PLATFORMS", "cpu"), "JAX_NUM_CPU_DEVICES": str(devices)}
 
 
 def _check_name(name: str, text: str) -> None:

@@ -15,6 +15,7 @@ from jaxnet.operations.launchers.job import (
     add_devices,
     add_max_restarts,
     command_of,
+    emulated_devices,
     find_command,
     new_kind,
 )
@@ -81,16 +82,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """The environment of process `index`: `environ`, with the process's place and unbuffered output."""
     own = {name: value for name, value in environ.items() if name != BIND}
-    own |= {
-        COORDINATOR: f"127.0.0.1:{port}",
-        COUNT: str(processes),
-        INDEX: str(index),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if devices is not None:
-        own["JAX_NUM_CPU_DEVICES"] = str(devices)
-        own.setdefault("JAX_PLATFORMS", "cpu")  # JAX prefers an accelerator where the machine has one
-    return own
+    place = {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(processes), INDEX: str(index)}
+    return own | place | {"PYTHONUNBUFFERED": "1"} | emulated_devices(own, devices)
 
 
 def _free_port() -> int:

@@ -24,9 +24,8 @@ from jaxnet.operations.launchers.job import (
 from jaxnet.operations.launchers.script import define_task, feed, setup
 
 _ONE_JOB = "$SLURM_JOB_ID"
-_ONE_OF_ARRAY = (
-    "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"  # SLURM_JOB_ID of a first array task is the id of the whole array
-)
+# In one job of an array, SLURM_JOB_ID may be the number of the whole array.
+_ONE_OF_ARRAY = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _step(job: SlurmJob) -> str:
     # Since 22.05, srun no longer takes this option over from sbatch.
     cpus = f"--cpus-per-task={job.cpus_per_process} " if job.cpus_per_process else ""
     return f"""\
-# Near the time limit the processes are asked to save and end. Only this way do they and not srun get the signal.
+# Near the time limit, tell the processes to save and end. This way they get the signal, and srun does not.
 job="{_ONE_OF_ARRAY if job.experiments else _ONE_JOB}"
 near_limit=false
 trap 'near_limit=true; scancel --signal=TERM "$job" || true' USR1
