@@ -49,7 +49,12 @@ OPTIMIZERS = {
         "lars", 2.0, weight_decay=0.01, clip_norm=0.5, trust_coefficient=0.01, groups=(("features", 0.5),)
     ),
 }
-RUNS = [("adamw", (1, 8)), ("adamw", (2, 4)), ("adamw", (1, 2)), ("adamw", (1, 1)), ("lars", (2, 4))]
+RUNS = [
+    ("adamw", (2, 4)),
+    ("adamw", (1, 1)),
+    ("lars", (2, 4)),
+    *(pytest.param("adamw", shape, marks=pytest.mark.slow) for shape in [(1, 8), (1, 2)]),
+]
 CUT = ("classifier_*",)
 
 
