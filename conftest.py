@@ -1,7 +1,6 @@
 """Tests run on eight emulated CPU devices, and ranks are never promoted in silence."""
 
 import atexit
-import importlib.util
 import os
 import shutil
 import signal
@@ -10,9 +9,6 @@ import tempfile
 import jax
 import pytest
 from hypothesis import settings
-
-# Its packages are an extra; the examples of a module are found by importing it.
-collect_ignore = [] if importlib.util.find_spec("cv2") else ["jaxnet/data/photos/fast.py"]
 
 # Set before any device is used; one process has one device count.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -8,12 +8,9 @@ Expected: 91.25 % of the test images (the paper's); nothing was measured here. D
 layers: "model.depths=18,18,18", which begin at a rate of 0.01.
 """
 
-from jaxnet.config.run import Config
+from jaxnet import Augmentation, Config, Optimizer, Pixels
 from jaxnet.data import TFDS
 from jaxnet.models.resnet import cifar_resnet
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.augmentation import Augmentation
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -5,12 +5,9 @@ Command: python train.py --config configs/fashion_mnist.py
 Expected: 93.7 % of the official 10,000 test images (measured with seed 0), in about 12 minutes on 2 cores.
 """
 
-from jaxnet.config.run import Config, Log
+from jaxnet import Augmentation, Config, Log, Optimizer, Pixels
 from jaxnet.data import FashionMNIST
 from jaxnet.models import CNN
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.augmentation import Augmentation
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

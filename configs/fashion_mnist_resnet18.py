@@ -8,12 +8,9 @@ Command: python train.py --config configs/fashion_mnist_resnet18.py
 Expected: 94.41 % of the 10,000 test images (seed 0, one run). 7,500 steps, 47 minutes on 2 cores.
 """
 
-from jaxnet.config.run import Config
+from jaxnet import Augmentation, Config, Optimizer, Pixels
 from jaxnet.data import FashionMNIST
 from jaxnet.models.resnet import resnet18
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.augmentation import Augmentation
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -9,12 +9,9 @@ Command:
 Expected: not measured; the weights are not part of this repository.
 """
 
-from jaxnet.config.run import Config
+from jaxnet import Augmentation, Config, Optimizer, Pixels
 from jaxnet.data import FashionMNIST
 from jaxnet.models.resnet import resnet18
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.augmentation import Augmentation
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -7,11 +7,9 @@ Command: python train.py --config configs/imagenet_alexnet.py data.data_dir=DIRE
 Expected: 57.1 % of the validation images, one centre crop (Caffe's, with its own crops); nothing was measured here.
 """
 
-from jaxnet.config.run import Checkpoints, Config
+from jaxnet import Checkpoints, Config, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models import AlexNet2012
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -8,11 +8,9 @@ Command: python train.py --config configs/imagenet_inception_v3.py data.data_dir
 Expected: 78.8 % of the validation images, one crop (the source's); nothing was measured here.
 """
 
-from jaxnet.config.run import Checkpoints, Config
+from jaxnet import Checkpoints, Config, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models import InceptionV3
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -8,11 +8,9 @@ Command: python train.py --config configs/imagenet_resnet50.py data.data_dir=DIR
 Expected: 76.3 % of the 50,000 validation images, one centre crop (the source's); nothing was measured here.
 """
 
-from jaxnet.config.run import Checkpoints, Config
+from jaxnet import Checkpoints, Config, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -9,11 +9,9 @@ Expected: of the validation images, one centre crop of 256x256 (the source's); n
     epochs=16  73.8 %      epochs=32  76.6 %      epochs=56  78.0 %      epochs=88  78.4 %
 """
 
-from jaxnet.config.run import Checkpoints, Config
+from jaxnet import Checkpoints, Config, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

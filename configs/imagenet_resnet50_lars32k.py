@@ -7,11 +7,9 @@ Expected: 75.9 % of the validation images, one centre crop, which is MLPerf's ai
 here, and the source's BatchNorm took more images than one device holds: try batch_norm=host.
 """
 
-from jaxnet.config.run import Checkpoints, Config
+from jaxnet import Checkpoints, Config, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

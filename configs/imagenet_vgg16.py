@@ -8,11 +8,9 @@ Expected: 71.6 % of the validation images, one centre crop (torchvision's, with 
 nothing was measured here.
 """
 
-from jaxnet.config.run import Checkpoints, Config
+from jaxnet import Checkpoints, Config, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models import VGG
-from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
 
 
 def get_config() -> Config:

@@ -1,4 +1,8 @@
-"""What became of each member of an ensemble, as values and as a table."""
+"""Train several networks at once, as one network whose leaves lead with a dim [members].
+
+Members see the same batches and are computed one after another, each as a single network is. Their gradients and
+parameters are stacked, so they travel in the same messages.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +16,10 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
+from jaxnet.limits import Count
 from jaxnet.models import Model, Variables, inference_options
 from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
 from jaxnet.tasks.classification import Batch, EvalStepFn, LossFn, LossOutput, Pixels, Totals, correct
-
-# ---- Several networks trained at once, as one whose leaves lead with [members] ------------------------
-#
-# Members are computed one after another, each as a network alone is; they are stacked where they travel.
-
 
 PyTree = Any
 
@@ -28,26 +28,26 @@ PyTree = Any
 class Ensemble:
     """Networks that are trained at once, on the same batches.
 
-    Member i has the seed `seed + i`, of which are its first weights, its augmentation, mixing and dropout. The order
-    of examples is that of `seed` for all.
+    Member i has the seed `seed + i`, which decides its first weights, augmentation, mixing and dropout. The order of
+    examples follows `seed` for all.
 
     Attributes:
         members: how many; 1: a single network.
-        learning_rates: one a member, instead of optimizer.learning_rate; empty: that one for all.
-        weight_decays: the same for optimizer.weight_decay.
+        learning_rates: one per member, instead of optimizer.learning_rate; empty: that one for all.
+        weight_decays: one per member, instead of optimizer.weight_decay; empty: that one for all.
     """
 
-    members: int = 1
+    members: Count = 1
     learning_rates: tuple[float, ...] = ()
     weight_decays: tuple[float, ...] = ()
 
     @property
     def on(self) -> bool:
-        """Whether there is more than one network."""
+        """True if there is more than one network."""
         return self.members > 1
 
     def recipes(self, optimizer: Optimizer) -> list[Optimizer]:
-        """The optimizer of each member.
+        """Return the optimizer of each member.
 
         >>> [recipe.learning_rate for recipe in Ensemble(2, learning_rates=(0.1, 0.2)).recipes(Optimizer())]
         [0.1, 0.2]
@@ -58,26 +58,29 @@ class Ensemble:
         return [replace(optimizer, learning_rate=rate, weight_decay=decay) for rate, decay in given]
 
 
+# ---- Members as one network ----------------------------------------------------------------------------
+
+
 def member_of(tree: PyTree, index: int) -> PyTree:
-    """One member of what is stacked."""
+    """Return one member of a stacked tree."""
     return jax.tree.map(lambda leaf: lax.index_in_dim(leaf, index, keepdims=False), tree)
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
-    """Members as one tree whose leaves lead with [members]."""
+    """Stack members into one tree whose leaves lead with [members]."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def member_keys(seed: int, members: int) -> jax.Array:
-    """The key of each member's random numbers, [members]."""
+    """Return the random key of each member, [members]."""
     return jnp.stack([jax.random.key(seed + index) for index in range(members)])
 
 
 def ensemble_model(model: Model, members: int) -> Model:
-    """All members as one model: it is made from keys [members], and gives logits [members, batch, classes].
+    """Return all members as one model: `init` takes keys [members], and logits are [members, batch, classes].
 
-    Members are written out rather than mapped by `jax.vmap`, which makes grouped convolutions of theirs: on CPUs
-    their gradient is up to a hundred times slower.
+    Members are computed in a Python loop. `jax.vmap` would turn their convolutions into grouped ones, whose gradient is
+    up to a hundred times slower on CPUs.
     """
 
     def init_fn(keys: jax.Array, images: jax.Array) -> Variables:
@@ -87,7 +90,7 @@ def ensemble_model(model: Model, members: int) -> Model:
     def apply_fn(
         params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-        """In training keys are [batch, members]."""
+        # In training, keys are [batch, members].
         each = [
             model.apply(
                 *(member_of(params, index), member_of(stats, index), images),
@@ -103,9 +106,9 @@ def ensemble_model(model: Model, members: int) -> Model:
 
 
 def ensemble_loss(loss_fn: LossFn, members: int) -> LossFn:
-    """The sum of the members' losses, whose gradient is each one's own; metrics are means over members.
+    """Return the sum of the members' losses; metrics are means over members, and keys are [batch, members].
 
-    It takes keys [batch, members].
+    The gradient of the sum is each member's own gradient, because a member's parameters occur in its loss alone.
     """
 
     def summed(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
@@ -122,14 +125,14 @@ def ensemble_loss(loss_fn: LossFn, members: int) -> LossFn:
 def ensemble_optimizer(
     recipes: Sequence[Optimizer], total_steps: int, parts: ShardedParams | None = None
 ) -> optax.GradientTransformation:
-    """Each member's optimizer on its own gradient: norms, too, are those of one network.
+    """Return an optimizer that applies each member's recipe to its own gradient; norms are those of one member.
 
-    Recipes differ in learning rate and weight decay alone. With `parts`, those of one network, it updates parts
+    Recipes differ only in learning rate and weight decay. With `parts`, those of one network, it updates parts
     [members, part].
     """
     first = recipes[0]
     values = {name: [getattr(recipe, name) for recipe in recipes] for name in ("learning_rate", "weight_decay")}
-    # What is the same for all stays a constant of the program, as it is for a network alone.
+    # Values that all members share stay constants of the program, as for a single network.
     own = {name: np.array(each, np.float32) for name, each in values.items() if len(set(each)) > 1}
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
@@ -141,13 +144,13 @@ def ensemble_optimizer(
     return optax.GradientTransformation(jax.vmap(make_optimizer(first, total_steps, parts).init), update)
 
 
-# ---- Exact evaluation of an ensemble: of each member, and of the mean of what they predict ------------
+# ---- Evaluation -----------------------------------------------------------------------------------------
 
 
 def make_ensemble_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
-    """As `make_eval_step`, for the model of an ensemble: sums [members + 1], the last ones those of the mean.
+    """Return an evaluation step like that of `make_eval_step`, with sums [members + 1].
 
-    The mean is that of the probabilities.
+    The last sum belongs to the mean prediction: the mean of the members' probabilities.
     """
 
     def step(totals: Totals, params: PyTree, stats: PyTree, batch: Batch) -> Totals:
@@ -173,7 +176,10 @@ def make_ensemble_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalSte
 def evaluate_ensemble(
     step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh
 ) -> dict[str, float]:
-    """Mean loss and accuracy: of all members in the mean, of each, and of their mean prediction; and the examples."""
+    """Return loss and accuracy: the mean over members, each member's, and those of the mean prediction.
+
+    The keys are 'loss' and 'accuracy', 'member_0/loss' and so on, 'ensemble/loss' and so on, and 'examples'.
+    """
     members = len(jax.tree.leaves(params)[0])
     zeros = {"loss": jnp.zeros(members + 1), "correct": jnp.zeros(members + 1, jnp.int32), "examples": jnp.int32(0)}
     totals = jax.device_put(zeros, replicated(mesh))
@@ -190,12 +196,15 @@ def evaluate_ensemble(
     return result | {"examples": count}
 
 
+# ---- Summary and table ---------------------------------------------------------------------------------
+
+
 def ensemble_summary(
     ensemble: Ensemble, optimizer: Optimizer, seed: int, evaluation: Mapping[str, float]
 ) -> dict[str, Any]:
-    """An evaluation as the summary of a run holds it: of an ensemble the members in a list of their own, `members`.
+    """Return an evaluation for the summary of a run, with the members of an ensemble in a list `members`.
 
-    Each says with which seed, learning rate and weight decay it was trained, and its loss and accuracy.
+    Each entry has the seed, learning rate and weight decay that the member was trained with, its loss and its accuracy.
     """
     common = {name: value for name, value in evaluation.items() if not name.startswith("member_")}
     if not ensemble.on:
@@ -214,7 +223,7 @@ def ensemble_summary(
 
 
 def ensemble_table(summary: Mapping[str, Any]) -> str:
-    """The members of a summary and their mean prediction, a line each; empty for a single network."""
+    """Return a table of the members of a summary and their mean prediction; "" for a single network."""
     rows = summary.get("members", [])
     if not rows or "ensemble/accuracy" not in summary:
         return ""

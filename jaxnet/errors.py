@@ -1,4 +1,4 @@
-"""The one exception for what a user can mend, how a command ends when it is raised, and output that may fail."""
+"""The exception for mistakes of users, how a command ends on it, and output that must not fail."""
 
 import os
 import sys
@@ -11,20 +11,19 @@ from typing import IO, Any, NoReturn, TextIO
 BAD_INPUT_STATUS = 2
 INTERRUPTED_STATUS = 130
 
-_dropping = threading.Lock()
+_dropping = threading.Lock()  # file descriptors belong to the whole process
 
 
 class InputError(Exception):
-    """Something the user gave is wrong: a key, a value, a file, an environment variable.
+    """Something that the user gave is wrong: a key, a value, a file, an environment variable.
 
-    The message is complete by itself: it names what is wrong, says what was got and what was
-    wanted, and how to fix it. `train.py` and the `jaxnet` command print it as one `error: ...`
-    line without a traceback and exit with status 2.
+    The message is complete: it names what is wrong, what was got, what was wanted, and how to fix it. `train.py` and
+    the `jaxnet` command print it as one `error: ...` line, without a traceback, and exit with status 2.
     """
 
 
 def one_line(error: object) -> str:
-    """What an error of somebody else's says, without its line breaks.
+    """The message of another library's error on one line.
 
     >>> one_line(ValueError("no such key:\\n  'a'"))
     "no such key: 'a'"
@@ -33,24 +32,25 @@ def one_line(error: object) -> str:
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Print a line on `stream`, else stderr, in one write: of several processes, mpirun mixes what comes in pieces.
+    """Print a line on `stream`, by default stderr, in one write, because mpirun mixes pieces of several processes.
 
-    Never fails for a reason of the system, see `spared`.
+    The system cannot make it fail, see `spared`.
     """
     stream = stream or sys.stderr
     with spared(stream):
         try:
             stream.write(f"{line}\n")
-        except UnicodeEncodeError:  # a letter that the stream lacks, as in the name of a directory
+        except UnicodeEncodeError:  # the stream's encoding lacks a letter, say in the name of a directory
             stream.write(f"{line}\n".encode("ascii", "backslashreplace").decode())
         stream.flush()
 
 
 @contextmanager
 def spared(stream: IO[Any]) -> Iterator[None]:
-    """A failure inside to write to `stream` is none of the program: what it did not take is dropped.
+    """Suppress OSErrors of writes to `stream` inside, and drop the output that was not written.
 
-    So on a full disk. Where nobody reads any more, as after `| head`, the stream leads nowhere from then on.
+    On a full disk only that output is lost. A stream that has lost its reader, as after `| head`, leads to /dev/null
+    from then on.
     """
     try:
         yield
@@ -59,7 +59,8 @@ def spared(stream: IO[Any]) -> Iterator[None]:
 
 
 def drop(stream: IO[Any], error: OSError) -> None:
-    """Empty a `stream` that failed with `error`: it would try what it holds again with each line and at the exit."""
+    """Empty the buffer of a `stream` that failed with `error`; else each later line, and the exit, would fail again."""
+    # Point the file descriptor at /dev/null, flush into it, and point it back, unless its reader has gone.
     with _dropping, suppress(OSError), Path(os.devnull).open("wb") as nowhere:
         file = stream.fileno()
         before = os.dup(file)
@@ -73,16 +74,16 @@ def drop(stream: IO[Any], error: OSError) -> None:
 
 
 def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
-    """Run `main` and end the process with the status that it returns, without tracebacks for users' mistakes.
+    """Run `main` and end the process with the status that it returns, without a traceback for a user's mistake.
 
-    An `InputError` becomes one `error: ...` line on stderr and status 2; Ctrl-C becomes status 130.
-    A program of several processes gives `jaxnet.cluster.start.leave` as `leave`: a process that
-    fails must not wait for others that wait for it.
+    An `InputError` becomes one `error: ...` line on stderr and status 2. Ctrl-C becomes status 130. A program of
+    several processes gives `jaxnet.cluster.start.leave` as `leave`, because a process that fails must not wait for
+    others that wait for it.
     """
     try:
         status = main()
     except InputError as error:
-        line = " ".join(str(error).split("\n"))  # what it quotes may span several
+        line = " ".join(str(error).split("\n"))  # a quoted value may span several lines
         say(f"error: {line}")
         status = BAD_INPUT_STATUS
     except KeyboardInterrupt:

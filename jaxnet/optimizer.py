@@ -1,4 +1,14 @@
-"""Optimizer and learning-rate schedule, from a few plain numbers."""
+"""Optimizer and learning-rate schedule, from a few plain numbers.
+
+    sgd        clip -> decay -> momentum -> rate
+    rmsprop    clip -> decay -> RMS scaling -> rate -> momentum
+    adamw      clip -> Adam -> decay -> rate
+    lars       clip -> decay and rate of each layer -> rate -> momentum
+    lamb       clip -> Adam -> decay -> rate of each layer -> rate
+
+An update may see only this device's part of every parameter (`ShardedParams`). Then norms need the squares of all
+devices: one message each for clipping and for the layer rates, which `optimizer_plan` predicts.
+"""
 
 import fnmatch
 from collections.abc import Callable
@@ -10,22 +20,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxnet.comm import Collective
-from jaxnet.comm.guards import varying_axes
-from jaxnet.comm.reducer import AxisSizes, axes_size
+from jaxnet.comm import AxisSizes, Collective, axes_size, varying_axes
 from jaxnet.errors import InputError
-
-# ---- Norms of layers, also where each device holds a part of every layer; and the two updates that need them
-
+from jaxnet.limits import BelowOne, Count, Fraction, NotNegative, Positive, Whole
 
 PyTree = Any
 
 
 class ShardedParams(NamedTuple):
-    """That an optimizer sees parts of the parameters, one a device; of some, perhaps, the whole.
+    """Parameters of which an optimizer sees only this device's part; it may see some leaves whole.
 
     Attributes:
-        shapes: of the whole parameters.
+        shapes: the shapes of the whole parameters.
         axes: the mesh axes over which the parts are spread, bound where the optimizer runs.
     """
 
@@ -33,159 +39,7 @@ class ShardedParams(NamedTuple):
     axes: tuple[str, ...]
 
 
-_NO_KERNELS = ("bias", "scale", "cls_token", "pos_embed")
-
-
-def decayed(params: PyTree) -> PyTree:
-    """Which leaves weight decay and rates by layer act on: kernels.
-
-    Not BatchNorm's scale and bias, nor other biases, of whatever shape, nor a ViT's class token and positions.
-
-    >>> import jax.numpy as jnp
-    >>> decayed({"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3), "query": {"bias": jnp.zeros((2, 3))}})
-    {'bias': False, 'kernel': True, 'query': {'bias': False}}
-    """
-
-    def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
-        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in _NO_KERNELS
-
-    return jax.tree.map_with_path(is_kernel, params)
-
-
-def clipped(limit: float, parts: ShardedParams | None = None) -> optax.GradientTransformation:
-    """Scale the gradient down to the global norm `limit` if it is larger. In parts: one float travels."""
-
-    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
-        del params
-        norm = jnp.sqrt(_over_devices(_squares(updates, parts).sum(), parts))
-        scale = jnp.where(norm > limit, limit / norm, 1.0)
-        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
-
-    return optax.GradientTransformation(optax.init_empty_state, update_fn)
-
-
-def layer_rates(
-    coefficient: float, weight_decay: float, parts: ShardedParams | None = None
-) -> optax.GradientTransformation:
-    """LARS: scale each layer's gradient to its weights (You, Gitman and Ginsburg, 2017).
-
-    Weights w with the gradient g get `r (g + weight_decay w)`, `r = coefficient |w| / (|g| + weight_decay |w|)`, or
-    1 where that is 0 or undefined. What is not `decayed` keeps g, without decay, as is usual. In parts: two
-    floats a layer travel, in one message.
-
-    With the coefficient 1 and no decay it is LAMB's, of updates that Adam has made and decay has been added to.
-    """
-
-    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
-        if params is None:
-            raise ValueError("LARS needs the parameters: optimizer.update(grads, state, params)")
-        squares = jnp.stack([_squares(params, parts), _squares(updates, parts)])
-        weights, grads = jnp.sqrt(_over_devices(squares, parts))
-        bound = grads + weight_decay * weights
-        rates = jnp.where((weights > 0) & (bound > 0), coefficient * weights / jnp.where(bound > 0, bound, 1.0), 1.0)
-        leaves, tree = jax.tree.flatten(updates)
-        kernels = jax.tree.leaves(decayed(params if parts is None else parts.shapes))
-        scaled = [
-            rate.astype(g.dtype) * (g + weight_decay * w) if kernel else g
-            for g, w, rate, kernel in zip(leaves, jax.tree.leaves(params), rates, kernels, strict=True)
-        ]
-        return jax.tree.unflatten(tree, scaled), state
-
-    return optax.GradientTransformation(optax.init_empty_state, update_fn)
-
-
-def _squares(tree: PyTree, parts: ShardedParams | None) -> jax.Array:
-    """Sum of squares of what this device adds of each leaf, float32 [leaves]."""
-
-    def of_leaf(leaf: jax.Array) -> jax.Array:
-        square = jnp.square(leaf.astype(jnp.float32)).sum()
-        if parts is None or varying_axes(leaf).issuperset(parts.axes):
-            return square
-        # All devices hold the whole leaf: it counts once.
-        return jnp.where(lax.axis_index(parts.axes) == 0, square, 0.0)
-
-    return jnp.stack([of_leaf(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def _over_devices(squares: jax.Array, parts: ShardedParams | None) -> jax.Array:
-    return squares if parts is None else lax.psum(squares, parts.axes)
-
-
-def norm_plan(clip: bool, by_layer: bool, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
-    """The messages of `clipped` and of `layer_rates`."""
-    devices = axes_size(parts.axes, axis_sizes)
-    floats = [1] * clip + [2 * len(jax.tree.leaves(parts.shapes))] * by_layer
-    if devices == 1:
-        return ()
-    return tuple(Collective("all-reduce", parts.axes, devices, count, "float32") for count in floats)
-
-
-# ---- Groups of parameters with a learning rate of their own, such as a frozen body and a new head -----
-
-
-Groups = tuple[tuple[str, float], ...]
-
-
-def multipliers(groups: Groups, params: PyTree) -> PyTree:
-    """For each parameter, the number by which its learning rate is multiplied; 1 if no pattern matches.
-
-    A pattern is a path such as 'layer1_0/conv1', with all that is below it, and may hold `*` (which crosses '/'),
-    `?` and `[...]`. The first that matches counts.
-
-    >>> multipliers((("head", 10.0), ("*", 0.0)), {"body": {"kernel": 0}, "head": {"kernel": 0}})
-    {'body': {'kernel': 0.0}, 'head': {'kernel': 10.0}}
-
-    Raises:
-        InputError: a pattern matches no parameter, or every parameter is frozen.
-    """
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
-    for pattern, _ in groups:
-        if not any(_matches(path, pattern) for path in paths):
-            raise InputError(f"optimizer.groups: no parameter matches {pattern!r}; there are: {_some(paths)}")
-    of_paths = [next((by for pattern, by in groups if _matches(path, pattern)), 1.0) for path in paths]
-    if groups and not any(of_paths):
-        raise InputError("optimizer.groups: every parameter is frozen, by a multiplier of 0; leave one to train")
-    return jax.tree.unflatten(jax.tree.structure(params), of_paths)
-
-
-def in_groups(
-    groups: Groups,
-    make: Callable[[ShardedParams | None], optax.GradientTransformation],
-    parts: ShardedParams | None = None,
-) -> optax.GradientTransformation:
-    """The optimizer of `make` with rates by group.
-
-    What is frozen, by a multiplier of 0, it does not see: no decay, no share in the gradient's norm, no state.
-    """
-    inner = optax.masked(
-        make(parts and moving(groups, parts)), lambda params: jax.tree.map(bool, multipliers(groups, params))
-    )
-
-    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
-        updates, state = inner.update(updates, state, params)
-        return jax.tree.map(_times, multipliers(groups, updates), updates), state
-
-    return optax.GradientTransformation(inner.init, update)
-
-
-def moving(groups: Groups, parts: ShardedParams) -> ShardedParams:
-    """The parts that an optimizer with these groups sees: without those that are frozen."""
-    rates = multipliers(groups, parts.shapes)
-    seen = jax.tree.map(lambda leaf, by: leaf if by else optax.MaskedNode(), parts.shapes, rates)
-    return parts._replace(shapes=seen)
-
-
-def _times(by: float, update: jax.Array) -> jax.Array:
-    # Adding -0.0 leaves every number its bits, -0.0 too; a product would make infinities into NaN.
-    return update * by if by else jnp.full_like(update, -0.0)
-
-
-def _matches(path: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
-
-
-def _some(paths: list[str], most: int = 8) -> str:
-    return ", ".join(paths[:most]) + (f" and {len(paths) - most} more" if len(paths) > most else "")
+# ---- The optimizer of a config --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -195,45 +49,46 @@ class Optimizer:
     Attributes:
         name: 'sgd' (with momentum), 'adamw', 'rmsprop' (as Inception was trained: decay 0.9, epsilon 1), or for large
             batches 'lars' and 'lamb' (SGD and Adam with rates scaled by layer; You et al., 2017 and 2020).
-        learning_rate: at the peak of the schedule.
-        reference_batch: the batch for which the rate is given; it is multiplied by batch_size / reference_batch
-            (linear scaling; Goyal et al., 2017). None: the rate is that of the run's own batch.
+        learning_rate: the rate at the peak of the schedule.
+        reference_batch: the batch size for which the rate is given; the rate is multiplied by
+            batch_size / reference_batch (linear scaling; Goyal et al., 2017). None: the run's own batch size.
         schedule: after warm-up: 'cosine' to zero at the last step, 'linear' to zero, 'polynomial' to zero, 'step'
             (see `milestones`), or 'constant'.
-        milestones: of 'step': parts of the run, such as 1/3 and 2/3, after which the rate is multiplied by `factor`.
+        milestones: for 'step': fractions of the run, such as 1/3 and 2/3, after which the rate is multiplied by
+            `factor`.
         factor: see `milestones`.
-        power: of 'polynomial': the rate falls as `(1 - t)^power`, t from 0 to 1.
+        power: for 'polynomial': the rate falls as `(1 - t)^power`, t from 0 to 1.
         warmup_steps: steps over which the rate first rises linearly to the peak.
         warmup_epochs: the same in epochs; set one of the two.
-        warmup_from: where it begins, as a part of the peak.
-        momentum: of SGD, LARS and RMSProp; b1 of AdamW and LAMB.
-        nesterov: Nesterov's momentum, which makes AdamW NAdamW (Dozat, 2016); not of LAMB.
+        warmup_from: the rate at the start of warm-up, as a fraction of the peak.
+        momentum: momentum of SGD, LARS and RMSProp; b1 of AdamW and LAMB.
+        nesterov: Nesterov's momentum, which makes AdamW NAdamW (Dozat, 2016); not for LAMB.
         weight_decay: added to the gradient by SGD, RMSProp and LARS, to the update by AdamW and LAMB; see `decayed`.
         clip_norm: scale the gradient down to this global norm; None: do not.
-        trust_coefficient: of LARS: how far a step may move a layer, as a part of its norm.
+        trust_coefficient: for LARS: how far a step may move a layer, as a fraction of its norm.
         groups: (pattern, multiplier) of the learning rate of parameters whose path matches, such as ('head', 10) or
-            ('layer1*', 0); the first that matches counts, and 0 freezes. On the command line: head:10,layer1*:0.
+            ('layer1*', 0). The first match counts, and 0 freezes. On the command line: head:10,layer1*:0.
     """
 
     name: Literal["sgd", "adamw", "rmsprop", "lars", "lamb"] = "sgd"
-    learning_rate: float = 0.1
+    learning_rate: Positive = 0.1
     schedule: Literal["cosine", "linear", "polynomial", "step", "constant"] = "cosine"
-    warmup_steps: int = 0
-    momentum: float = 0.9
+    warmup_steps: Whole = 0
+    momentum: BelowOne = 0.9
     nesterov: bool = False
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    trust_coefficient: float = 0.001
-    reference_batch: int | None = None
+    weight_decay: NotNegative = 0.0
+    clip_norm: Positive | None = None
+    trust_coefficient: Positive = 0.001
+    reference_batch: Count | None = None
     milestones: tuple[float, ...] = ()
-    factor: float = 0.1
-    power: float = 2.0
-    warmup_epochs: float = 0.0
-    warmup_from: float = 0.0
+    factor: Positive = 0.1
+    power: Positive = 2.0
+    warmup_epochs: NotNegative = 0.0
+    warmup_from: Fraction = 0.0
     groups: tuple[tuple[str, float], ...] = ()
 
     def for_run(self, batch_size: int, steps_per_epoch: float) -> Self:
-        """The same with the rate for this batch, and warm-up in steps.
+        """Return the same optimizer with the rate for this batch size, and warm-up in steps.
 
         >>> Optimizer(learning_rate=0.1, reference_batch=256).for_run(8192, steps_per_epoch=156.4).learning_rate
         3.2
@@ -249,7 +104,7 @@ class Optimizer:
 
 
 def learning_rate(config: Optimizer, total_steps: int) -> optax.Schedule:
-    """The learning rate as a function of the step, from 0 to `total_steps`; see `Optimizer.for_run`."""
+    """Return the learning rate as a function of the step, 0 to `total_steps`, for the result of `Optimizer.for_run`."""
     peak, warmup = config.learning_rate, config.warmup_steps
     steps = max(1, total_steps - warmup)
     match config.schedule:
@@ -260,7 +115,7 @@ def learning_rate(config: Optimizer, total_steps: int) -> optax.Schedule:
         case "polynomial":
             main = optax.polynomial_schedule(peak, 0.0, config.power, steps)
         case "step":
-            # Milestones are parts of the whole run, and the schedule begins after warm-up.
+            # Milestones are fractions of the whole run, but this schedule starts counting after warm-up.
             ends = [round(part * total_steps) - warmup for part in config.milestones]
             main = lambda step: peak * config.factor ** sum(step >= end for end in ends)  # noqa: E731
         case "constant":
@@ -274,9 +129,9 @@ def learning_rate(config: Optimizer, total_steps: int) -> optax.Schedule:
 def make_optimizer(
     config: Optimizer, total_steps: int, parts: ShardedParams | None = None
 ) -> optax.GradientTransformation:
-    """The Optax transformation: clip, decay, momentum or Adam, schedule, groups.
+    """Return the Optax transformation: clip, decay, momentum or Adam, schedule, groups.
 
-    With `parts` it updates parts of the parameters, inside `jax.shard_map`, as it would update the whole; its
+    With `parts` it updates parts of the parameters, inside `jax.shard_map`, with the result of updating the whole. Its
     state is then made from whole parameters and cut as they are.
     """
     rate = learning_rate(config, total_steps)
@@ -301,7 +156,7 @@ def _rules(config: Optimizer, rate: optax.Schedule, parts: ShardedParams | None)
             rms = optax.rmsprop(rate, decay=0.9, eps=1.0, initial_scale=1.0, momentum=momentum, nesterov=nesterov)
             return [decay, rms]
         case "lars":
-            # The rate comes before the momentum, as in the paper: a change of rate does not act on past gradients.
+            # The rate comes before the momentum, as in the paper, so a change of rate does not affect past gradients.
             scaled = layer_rates(config.trust_coefficient, config.weight_decay, parts)
             return [scaled, optax.scale_by_learning_rate(rate), optax.trace(momentum, nesterov)]
         case "lamb":
@@ -310,7 +165,166 @@ def _rules(config: Optimizer, rate: optax.Schedule, parts: ShardedParams | None)
 
 
 def optimizer_plan(config: Optimizer, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
-    """What an update of parts sends: the norms that span devices."""
+    """Return the messages of an update of parts: the norms that span devices."""
     by_layer = config.name in ("lars", "lamb")
-    seen = moving(config.groups, parts) if config.groups else parts
+    seen = trainable_parts(config.groups, parts) if config.groups else parts
     return norm_plan(config.clip_norm is not None, by_layer, seen, axis_sizes)
+
+
+# ---- Groups with a rate of their own --------------------------------------------------------------------
+#
+# Such as a frozen body and a new head.
+
+Groups = tuple[tuple[str, float], ...]
+
+
+def multipliers(groups: Groups, params: PyTree) -> PyTree:
+    """Return for each parameter the multiplier of its learning rate; 1 if no pattern matches.
+
+    A pattern is a path such as 'layer1_0/conv1', includes everything below it, and may contain `*` (which crosses '/'),
+    `?` and `[...]`. The first pattern that matches counts.
+
+    >>> multipliers((("head", 10.0), ("*", 0.0)), {"body": {"kernel": 0}, "head": {"kernel": 0}})
+    {'body': {'kernel': 0.0}, 'head': {'kernel': 10.0}}
+
+    Raises:
+        InputError: a pattern matches no parameter, or every parameter is frozen.
+    """
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
+    for pattern, _ in groups:
+        if not any(_matches(path, pattern) for path in paths):
+            raise InputError(f"optimizer.groups: no parameter matches {pattern!r}; there are: {_some(paths)}")
+    of_paths = [next((by for pattern, by in groups if _matches(path, pattern)), 1.0) for path in paths]
+    if groups and not any(of_paths):
+        raise InputError("optimizer.groups: every parameter is frozen, by a multiplier of 0; leave one to train")
+    return jax.tree.unflatten(jax.tree.structure(params), of_paths)
+
+
+def in_groups(
+    groups: Groups,
+    make: Callable[[ShardedParams | None], optax.GradientTransformation],
+    parts: ShardedParams | None = None,
+) -> optax.GradientTransformation:
+    """Return the optimizer of `make` with rates by group.
+
+    It does not see frozen parameters (multiplier 0): they have no decay, no share in the gradient's norm, no state.
+    """
+    inner = optax.masked(
+        make(parts and trainable_parts(groups, parts)), lambda params: jax.tree.map(bool, multipliers(groups, params))
+    )
+
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
+        updates, state = inner.update(updates, state, params)
+        return jax.tree.map(_times, multipliers(groups, updates), updates), state
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def trainable_parts(groups: Groups, parts: ShardedParams) -> ShardedParams:
+    """Return the parts that an optimizer with these groups sees: those that are not frozen."""
+    rates = multipliers(groups, parts.shapes)
+    seen = jax.tree.map(lambda leaf, by: leaf if by else optax.MaskedNode(), parts.shapes, rates)
+    return parts._replace(shapes=seen)
+
+
+def _times(by: float, update: jax.Array) -> jax.Array:
+    # A frozen update is -0.0, because adding it keeps the bits of every number, including -0.0. Multiplying by 0 would
+    # turn infinities into NaN.
+    return update * by if by else jnp.full_like(update, -0.0)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
+
+
+def _some(paths: list[str], most: int = 8) -> str:
+    return ", ".join(paths[:most]) + (f" and {len(paths) - most} more" if len(paths) > most else "")
+
+
+# ---- Kernels and their norms, whole or in parts --------------------------------------------------------
+
+_NO_KERNELS = ("bias", "scale", "cls_token", "pos_embed")
+
+
+def decayed(params: PyTree) -> PyTree:
+    """Return which leaves weight decay and layer rates act on: kernels.
+
+    Excluded are BatchNorm's scale and bias, other biases of any shape, and a ViT's class token and positions.
+
+    >>> import jax.numpy as jnp
+    >>> decayed({"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3), "query": {"bias": jnp.zeros((2, 3))}})
+    {'bias': False, 'kernel': True, 'query': {'bias': False}}
+    """
+
+    def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
+        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in _NO_KERNELS
+
+    return jax.tree.map_with_path(is_kernel, params)
+
+
+def clipped(limit: float, parts: ShardedParams | None = None) -> optax.GradientTransformation:
+    """Scale the gradient down to the global norm `limit` if it is larger. With `parts` it sends one float."""
+
+    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        del params
+        norm = jnp.sqrt(_over_devices(_squares(updates, parts).sum(), parts))
+        scale = jnp.where(norm > limit, limit / norm, 1.0)
+        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
+def layer_rates(
+    coefficient: float, weight_decay: float, parts: ShardedParams | None = None
+) -> optax.GradientTransformation:
+    """LARS: scale each layer's gradient to its weights (You, Gitman and Ginsburg, 2017).
+
+    Weights w with the gradient g get `r (g + weight_decay w)`, `r = coefficient |w| / (|g| + weight_decay |w|)`, or
+    1 where that is 0 or undefined. Leaves that are not `decayed` keep g, without decay, as is usual. With `parts` it
+    sends two floats per layer, in one message.
+
+    With coefficient 1 and no decay it is the layer rate of LAMB, applied to Adam's updates with decay added.
+    """
+
+    def update_fn(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        if params is None:
+            raise ValueError("LARS needs the parameters: optimizer.update(grads, state, params)")
+        squares = jnp.stack([_squares(params, parts), _squares(updates, parts)])
+        weights, grads = jnp.sqrt(_over_devices(squares, parts))
+        bound = grads + weight_decay * weights
+        rates = jnp.where((weights > 0) & (bound > 0), coefficient * weights / jnp.where(bound > 0, bound, 1.0), 1.0)
+        leaves, tree = jax.tree.flatten(updates)
+        kernels = jax.tree.leaves(decayed(params if parts is None else parts.shapes))
+        scaled = [
+            rate.astype(g.dtype) * (g + weight_decay * w) if kernel else g
+            for g, w, rate, kernel in zip(leaves, jax.tree.leaves(params), rates, kernels, strict=True)
+        ]
+        return jax.tree.unflatten(tree, scaled), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+
+
+def _squares(tree: PyTree, parts: ShardedParams | None) -> jax.Array:
+    """Return the sum of squares that this device contributes to each leaf, float32 [leaves]."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        square = jnp.square(leaf.astype(jnp.float32)).sum()
+        if parts is None or varying_axes(leaf).issuperset(parts.axes):
+            return square
+        # Every device holds the whole leaf: count it on one device only.
+        return jnp.where(lax.axis_index(parts.axes) == 0, square, 0.0)
+
+    return jnp.stack([of_leaf(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def _over_devices(squares: jax.Array, parts: ShardedParams | None) -> jax.Array:
+    return squares if parts is None else lax.psum(squares, parts.axes)
+
+
+def norm_plan(clip: bool, by_layer: bool, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
+    """Return the messages of `clipped` and of `layer_rates`."""
+    devices = axes_size(parts.axes, axis_sizes)
+    floats = [1] * clip + [2 * len(jax.tree.leaves(parts.shapes))] * by_layer
+    if devices == 1:
+        return ()
+    return tuple(Collective("all-reduce", parts.axes, devices, count, "float32") for count in floats)

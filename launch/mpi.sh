@@ -1,4 +1,7 @@
 #!/bin/bash
+# Printed in /shared/jaxnet by:
+#   .venv/bin/jaxnet launch mpi --processes 2 --hosts node1,node2 --transport mpi --dry-run -- \
+#     train.py --config configs/digits.py --workdir runs/digits transport=mpi
 # Made by `jaxnet launch mpi`.
 set -euo pipefail
 

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Train on hosts that ssh reaches. They share this folder at the same path, with its .venv; change the values below.
+# Train on hosts that ssh reaches. They share this folder, with its .venv, under the same path. Change the values below.
 #
-# Before: `ssh node1 true` and `ssh node2 true` work without a question, and `hostname -i` is no 127.x address there.
+# First check that `ssh node1 true` works without a question, and that `hostname -i` prints no 127.x address there. So
+# for each host.
 set -euo pipefail
 cd -- "$(dirname -- "$0")/.."
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on a TPU VM slice that exists: put this folder on every host, install it there, start. Change the values below.
+# Train on an existing TPU VM slice: copy this folder to every host, install it there, start. Change the values below.
 set -euo pipefail
 cd -- "$(dirname -- "$0")/.."
 

@@ -6,8 +6,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxnet.comm import STRATEGIES
-from jaxnet.comm.by_name import settings_of
+from jaxnet.comm import STRATEGIES, settings_of
 from jaxnet.config.keys import is_group, key_values
 from jaxnet.config.run import Config
 from jaxnet.data import Synthetic

@@ -1,16 +1,48 @@
-"""Checkpoints that are either whole or not there: written, sealed with digests, verified, restored on any mesh."""
+"""Checkpoints: written whole or not at all, sealed with digests, verified, restored on any mesh.
 
-from jaxnet.checkpoints.checkpoints import Checkpointer as Checkpointer
-from jaxnet.checkpoints.checkpoints import NotSaved as NotSaved
-from jaxnet.checkpoints.checkpoints import Restored as Restored
-from jaxnet.checkpoints.consensus import Consensus as Consensus
-from jaxnet.checkpoints.fault_tolerant import FaultTolerantCheckpoints as FaultTolerantCheckpoints
-from jaxnet.checkpoints.fault_tolerant import OneWriter as OneWriter
-from jaxnet.checkpoints.files import Best as Best
-from jaxnet.checkpoints.lock import BEAT_SECONDS as BEAT_SECONDS
-from jaxnet.checkpoints.lock import Heartbeat as Heartbeat
-from jaxnet.checkpoints.lock import Lock as Lock
-from jaxnet.checkpoints.reader import FoundCheckpoint as FoundCheckpoint
-from jaxnet.checkpoints.reader import find_checkpoint as find_checkpoint
-from jaxnet.checkpoints.reader import read_leaves as read_leaves
-from jaxnet.checkpoints.storage import Replaceable as Replaceable
+Save and restore:
+
+- `Checkpointer`: the checkpoints of one run; `save`, `wait`, `restore_latest`. `Restored`, `NotSaved`, `Best`.
+- `FaultTolerantCheckpoints`: the same, with storage failures logged instead of raised.
+- `OneWriter`: the same under MPI, where rank 0 alone reads and writes.
+- `Replaceable`: leaves of a state that are made anew where those of a checkpoint do not fit.
+
+Read a trained model, changing nothing on the disk:
+
+- `find_checkpoint`: the newest, the best or a given intact step, as a `FoundCheckpoint`.
+- `read_leaves`: some of its leaves as arrays.
+
+One run at a time in a directory:
+
+- `Lock`, `Heartbeat`, `BEAT_SECONDS`: a lock whose dead owner is found, also on another host.
+- `Consensus`: decisions of process 0 that all processes follow.
+
+Modules, from the caller down to the disk: `checkpointer`, `files` (directories), `manifest` (digests), `leaves` (names
+of a state's leaves), `storage` (Orbax), `reader`.
+"""
+
+from jaxnet.checkpoints.checkpointer import Checkpointer, NotSaved, Restored
+from jaxnet.checkpoints.consensus import Consensus
+from jaxnet.checkpoints.fault_tolerant import FaultTolerantCheckpoints
+from jaxnet.checkpoints.files import Best
+from jaxnet.checkpoints.leaves import Replaceable
+from jaxnet.checkpoints.lock import BEAT_SECONDS, Heartbeat, Lock
+from jaxnet.checkpoints.rank_zero import OneWriter
+from jaxnet.checkpoints.reader import FoundCheckpoint, find_checkpoint, read_leaves
+
+__all__ = [
+    "BEAT_SECONDS",
+    "Best",
+    "Checkpointer",
+    "Consensus",
+    "FaultTolerantCheckpoints",
+    "FoundCheckpoint",
+    "Heartbeat",
+    "Lock",
+    "NotSaved",
+    "OneWriter",
+    "Replaceable",
+    "Restored",
+    "find_checkpoint",
+    "read_leaves",
+]

@@ -1,4 +1,4 @@
-"""Decisions that process 0 takes and all processes follow."""
+"""Decisions of process 0 that all processes follow, and attempts that fail on all when they fail on one."""
 
 import itertools
 import json
@@ -13,8 +13,8 @@ from orbax.checkpoint import multihost
 
 from jaxnet.errors import InputError
 
-# Seconds that processes wait for each other; Orbax gives a write as long.
-_PATIENCE = 20 * 60
+# Seconds that processes wait for each other; Orbax allows a write as long.
+_TIMEOUT_SECONDS = 20 * 60
 
 # Distinguishes the barriers of one object from those of another; all processes create them in the same order.
 _created = itertools.count()
@@ -22,6 +22,15 @@ _created = itertools.count()
 
 class Consensus:
     """One conversation among all processes, which make the same calls on it in the same order.
+
+    An attempt (a save) has three calls, of which the second runs in the background:
+
+    1. `begin`: process 0 does what it alone must do, and tells the others whether it worked.
+    2. `meet`: a barrier, any number of times. It ends at once if a process has already reported a failure to `end`.
+    3. `end`: every process reports its failure, or ""; all get the first failure in rank order.
+
+    They talk through the key-value store of JAX's coordination service, under `jaxnet-consensus-<object>/<attempt>/`.
+    JAX's own barriers would not do: a process that failed never comes to them, and the others wait out the time.
 
     >>> Consensus().decided(lambda: {"step": 200})
     {'step': 200}
@@ -33,14 +42,14 @@ class Consensus:
         self._attempt = 0
 
     def decided(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on process 0, as JSON carries it; called only there, it may take long.
+        """Call `make` on process 0, which may take long, and return its result, as JSON carries it, on all.
 
         An InputError that it raises there is raised on all.
         """
         if jax.process_count() == 1:
             return make()
         text = json.dumps(_value_or_error(make)).encode() if self.primary else b""
-        self.barrier()  # a collective would have less patience
+        self.barrier()  # wait here for a slow `make`: the collective below gives up sooner
         size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
         padded = np.frombuffer(text.ljust(size, b" "), np.uint8)
         value, error = json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
@@ -49,34 +58,34 @@ class Consensus:
         return value
 
     def barrier(self) -> None:
-        """Wait for all; nothing runs on the devices, so that a thread beside the training may call it."""
+        """Wait for all processes. Runs nothing on the devices, so a thread beside the training may call it."""
         key = f"{self._name}-{next(self._numbers)}"
-        multihost.get_barrier_sync_fn()(key=key, timeout_ms=_PATIENCE * 1000)
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=_TIMEOUT_SECONDS * 1000)
 
     def begin(self, make: Callable[[], str]) -> str:
-        """Begin an attempt in which each process may fail by itself: what `make` returns on process 0, for all."""
+        """Begin an attempt: call `make` on process 0 and return its result, "" or a failure, on all."""
         self._attempt += 1
         if jax.process_count() == 1:
             return make()
         key = f"{self._key}/begun"
         if self.primary:
             _client().key_value_set(key, make())
-        return str(_client().blocking_key_value_get(key, _PATIENCE * 1000))
+        return str(_client().blocking_key_value_get(key, _TIMEOUT_SECONDS * 1000))
 
     def meet(self, *, key: str, timeout_ms: int) -> None:
-        """A barrier within an attempt; OSError as soon as the attempt has failed on any process, or after the time."""
+        """Wait for all within an attempt; OSError as soon as any process has ended it with a failure, or too late."""
         if jax.process_count() > 1:
             self._gather(f"met/{key}", "", timeout_ms / 1000)
 
     def end(self, failure: str) -> str:
-        """End the attempt, "" if it went well here; all get the `failure` of the first process that has one, or ""."""
+        """End the attempt with this process's `failure` or ""; return the first failure of any process, or ""."""
         if jax.process_count() == 1:
             return failure
         try:
-            said = self._gather("done", failure, _PATIENCE)
+            said = self._gather("done", failure, _TIMEOUT_SECONDS)
         except OSError as error:
             return str(error)
-        if self.primary:  # all have left the attempt before this one
+        if self.primary:  # every process has ended this attempt, so none still reads the keys of the one before
             _client().key_value_delete(f"{self._name}/{self._attempt - 1}/")
         return next(filter(None, said), "")
 
@@ -85,7 +94,7 @@ class Consensus:
         return f"{self._name}/{self._attempt}"
 
     def _gather(self, key: str, value: str, seconds: float) -> list[str]:
-        """The value of every process, in their order. Not by a barrier of JAX, in which a failed process is missing."""
+        """Return the value of every process in rank order; OSError when a process has ended the attempt badly."""
         client, count, until, pause = _client(), jax.process_count(), time.monotonic() + seconds, 0.01
         client.key_value_set(f"{self._key}/{key}/{jax.process_index():06d}", value)
         while True:
@@ -93,7 +102,7 @@ class Consensus:
             if len(there) == count:
                 return [text for _, text in there]
             failed = [text for _, text in sorted(client.key_value_dir_get(f"{self._key}/done")) if text]
-            if failed and key != "done":
+            if failed and key != "done":  # `end` waits for all, so that all get the same failure
                 raise OSError(failed[0])
             if time.monotonic() > until:
                 raise OSError(f"{count - len(there)} of {count} processes did not come within {seconds:.0f} s")

@@ -1,11 +1,23 @@
-"""One run at a time in a directory: a lock whose owner is named, and which a killed run leaves without harm.
+"""One run at a time in a directory: a lock that names its owner, and that a killed run leaves behind without harm.
 
-    lock/000003.json    the owner; the file's time is its last sign of life
-    lock/000003.free    the same, given back
+    lock/000003.json    held: names the owner; the file's modification time is its last sign of life
+    lock/000003.free    released
 
-Nobody deletes or changes the lock of another. Who takes over creates the next number, which a file system lets only
-one process do; so of two that take over at once one fails. A run that was thought dead, because its machine slept or
-its network was gone, finds a higher number than its own, and writes nothing any more.
+Locks are numbered, and nobody changes the lock of another run:
+
+1. Take: look at the highest number N. If it is held, decide whether its owner lives, and refuse if so. Otherwise
+   create N + 1 with O_EXCL, which only one process can do; whoever loses that race looks again.
+2. Hold: renew the file's time every few seconds (`beat`). Before each write to the directory, check that no higher
+   number exists (`require`). A run that was believed dead, because its machine slept or its network was down, finds
+   the higher number here and writes no more. A lock that is deleted and created again could not tell it so.
+3. Release: rename `.json` to `.free`. A killed run leaves `.json`, and the next run finds that its owner is dead.
+
+Whether the owner lives, in the order in which the next run asks:
+
+- same machine, same process namespace: the system knows the pid and when that process started;
+- same machine, another container: `flock` on the file, because one kernel keeps all locks;
+- another host, or a file that cannot be locked: the file's time, by the clock of its own file system. If it changes,
+  the owner lives; if it is 60 s old, the owner is dead.
 """
 
 import contextlib
@@ -24,21 +36,21 @@ from typing import NamedTuple, Self
 
 from jaxnet.errors import InputError
 
-# ---- Who holds a directory: a process, told so that another process, perhaps on another host, can judge if it lives
+# ---- The owner ------------------------------------------------------------------------------------------
 
 
 class Owner(NamedTuple):
-    """A process.
+    """Identity of a lock's owner, which a process on any host can read and some can check.
 
     Attributes:
         host: name of its host.
-        pid: its number there.
+        pid: its process id there.
         user: who runs it.
-        since: when it took what it holds, as text.
-        machine: the start of the operating system and the process namespace in which `pid` counts; "" if unknown.
-        boot: the start of the operating system alone; "" if unknown.
-        started: when the process started, as that system counts, so that a later one with the same pid is not it.
-        locked: whether it holds the file's lock of the operating system.
+        since: when it took the lock, as text.
+        machine: boot id of the operating system and the namespace in which `pid` counts; "" if unknown.
+        boot: boot id of the operating system alone; "" if unknown.
+        started: when the process started, in clock ticks since boot: a later process may get the same pid.
+        locked: whether it holds a `flock` on the file.
     """
 
     host: str
@@ -52,7 +64,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def this(cls, *, locked: bool) -> Self:
-        """This process."""
+        """Return this process as an owner."""
         boot = _text(lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         namespace = _text(lambda: str(Path("/proc/self/ns/pid").readlink()))
         return cls(
@@ -68,7 +80,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> "Owner | None":
-        """Whom a file names; None where it is not (yet) whole."""
+        """Return the owner that a file names; None while the file is absent or incomplete."""
         try:
             owner = cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
@@ -76,7 +88,7 @@ class Owner(NamedTuple):
         return owner if isinstance(owner.pid, int) else None
 
     def runs(self) -> bool | None:
-        """Whether that process runs; None where this one cannot see it: on another host, in another container."""
+        """Return whether that process runs; None if it is on another host or in another container."""
         if not self.machine or self.machine != self.this(locked=False).machine:
             return None
         return started(self.pid) == self.started != ""
@@ -86,9 +98,11 @@ class Owner(NamedTuple):
 
 
 def started(pid: int) -> str:
-    """When a process of this machine started, in its own count; "" if it is not there or has ended."""
+    """Return when a process of this machine started, in clock ticks since boot; "" if there is none or it has ended."""
     stat = _text(lambda: Path(f"/proc/{pid}/stat").read_text())
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    # The second field is the name in parentheses, and may contain spaces and parentheses: split after the last one.
+    fields = stat.rpartition(")")[2].split()
+    # fields[0] is the state: Z is a zombie, X is dead. fields[19] is the start time.
     return "" if not fields or fields[0] in "ZX" else fields[19]
 
 
@@ -103,6 +117,8 @@ def _text(read: Callable[[], str]) -> str:
         return ""
 
 
+# ---- The lock -------------------------------------------------------------------------------------------
+
 BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
 _HELD, _FREE = ".json", ".free"
@@ -111,17 +127,18 @@ _log = logging.getLogger("jaxnet")
 
 
 class Lost(InputError):
-    """Another run has taken over the directory; this one may not write there."""
+    """Another run has taken over the directory; this one must not write there."""
 
 
 class Lock:
-    """The right to write in `directory`, from now on. Call `beat` every `BEAT_SECONDS` while holding it.
-
-    Another run's lock is in the way while that run lives. On the same machine the system says whether it does. On
-    another host its file is watched: if its time changes, the run lives; if it has not changed for `patience` seconds,
-    this run takes over.
+    """Takes the lock of `directory` when it is made. Call `beat` every `BEAT_SECONDS` while holding it.
 
     Raises InputError, naming the owner, when the directory is in use, and when it cannot be written.
+
+    Args:
+        directory: what to lock.
+        patience: seconds without a sign of life after which a run on another host counts as dead.
+        say: takes a line for a person, such as that this run takes over.
     """
 
     def __init__(
@@ -135,19 +152,19 @@ class Lock:
         self._patience, self._say = patience, say
         try:
             self._place.mkdir(exist_ok=True)
-            while not self._taken():
+            while not self._try_to_take():
                 pass  # another run was faster: look at that one
         except OSError as error:
             raise InputError(
-                f"{directory} cannot be locked against a second run: {error.strerror}; mend that, or use another one"
+                f"{directory} cannot be locked against a second run: {error.strerror}; fix that, or use another one"
             ) from error
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Give a sign of life: renew the file's time."""
         os.utime(self._file)
 
     def require(self) -> None:
-        """Return if this run still holds the lock; raises Lost, and OSError when the directory cannot be read."""
+        """Return if this run still holds the lock; raise Lost if not, OSError when the directory cannot be read."""
         names = [path.name for path in self._place.iterdir()]
         newest = max(map(_number, names), default=0)
         if newest > self._number:
@@ -157,12 +174,13 @@ class Lock:
             raise Lost(f"the lock of this run, {self._path(self._number, _HELD)}, was removed; this run stops")
 
     def release(self) -> None:
-        """Give it back; never fails, because a lock that stays is found to be that of a process that has ended."""
+        """Give it back. Never fails: the next run finds that the owner of a lock left behind has ended."""
         with contextlib.suppress(OSError):
             self._path(self._number, _HELD).rename(self._path(self._number, _FREE))
         os.close(self._file)
 
-    def _taken(self) -> bool:
+    def _try_to_take(self) -> bool:
+        """Create the next number; return False if another run created it first, raise InputError if one lives."""
         names = [path.name for path in self._place.iterdir()]
         newest = max(map(_number, names), default=0)
         path = self._path(newest, _HELD)
@@ -194,7 +212,7 @@ class Lock:
             raise
 
     def _sweep(self, names: list[str]) -> None:
-        """Delete the locks before this one, which count no more."""
+        """Delete the locks before this one: only the highest number counts."""
         for name in names:
             if 0 < _number(name) < self._number:
                 with contextlib.suppress(OSError):
@@ -203,17 +221,18 @@ class Lock:
     def _lives(self, path: Path, owner: Owner | None) -> bool:
         if owner is not None and (runs := owner.runs()) is not None:
             return runs
+        # Ask flock only about this machine. A file server keeps the lock of a host that died: NFSv4 for 90 s, NFSv3
+        # until that host is back.
         here = owner is None or owner.boot == Owner.this(locked=False).boot != ""
         free = _can_be_locked(path)
         if here and free is False:
             return True
         if here and free and owner is not None and owner.locked:
-            return False  # in another container of this machine, which keeps one table of locks
-        # A file server keeps the lock of a host that died: for 90 s with NFSv4, with NFSv3 until that host is back.
+            return False  # an owner in another container: one kernel keeps the locks of all
         return self._beats(path)
 
     def _beats(self, path: Path) -> bool:
-        """Whether the file's time changes before it is `patience` seconds old, by the clock of its file system."""
+        """Return whether the file's time changes before it is `patience` seconds old by its file system's clock."""
         try:
             seen = path.stat().st_mtime
             left = self._patience - (self._now() - seen)
@@ -226,9 +245,10 @@ class Lock:
                 time.sleep(min(1.0, self._patience / 10))
             return path.stat().st_mtime != seen
         except FileNotFoundError:
-            return False  # it was given back, or another run has taken over
+            return False  # it was released, or another run has taken over
 
     def _now(self) -> float:
+        """Return the time by the file system's clock, which may differ from this host's."""
         clock = self._place / f".clock-{os.uname().nodename}-{os.getpid()}"
         clock.write_text("")
         now = clock.stat().st_mtime
@@ -245,7 +265,7 @@ def _number(name: str) -> int:
 
 
 def _can_be_locked(path: Path) -> bool | None:
-    """Whether nobody holds the file's lock; None where files cannot be locked."""
+    """Return whether nobody holds the file's `flock`; None where files cannot be locked."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -257,6 +277,7 @@ def _can_be_locked(path: Path) -> bool | None:
 
 
 def _locked(file: int, kind: int) -> bool | None:
+    """Try to take a `flock`: True if it worked, False if another holds it, None where files cannot be locked."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -266,20 +287,20 @@ def _locked(file: int, kind: int) -> bool | None:
     return True
 
 
-# ---- A thread that says every few seconds that this process is alive, also while it compiles or waits -
+# ---- Signs of life --------------------------------------------------------------------------------------
 
 
 class Heartbeat:
-    """Calls each of `beats` every `seconds` until it is closed, from a thread of its own.
+    """Calls each of `beats` every `seconds` from a thread of its own, also while the process compiles or waits.
 
-    A beat that fails for a reason of the file system is tried again at the next. An InputError, which says that the run
-    may go on no more, ends the thread; who goes on in the main thread will meet it there.
+    A beat that fails with OSError is tried again at the next turn. An InputError, which means that the run must stop,
+    ends the thread; the main thread meets the same error at its next write.
     """
 
     def __init__(self, seconds: float, *beats: Callable[[], None]) -> None:
         self._seconds, self._beats = seconds, beats
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="heartbeat of the lock", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat of the lock", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -291,7 +312,7 @@ class Heartbeat:
         self._closed.set()
         self._thread.join()
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while not self._closed.wait(self._seconds):
             try:
                 for beat in self._beats:

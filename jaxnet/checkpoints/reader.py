@@ -1,6 +1,7 @@
-"""Checkpoints that are only read: whole files of a step are digested first, and nothing is written, moved or deleted.
+"""Read checkpoints: find an intact step, and turn its arrays into the state or the parameters that a program wants.
 
-For whoever uses what was trained, perhaps in a directory that they may not change.
+`find_checkpoint` and `read_leaves` write, move and delete nothing, so they work in a directory that is read-only for
+the user of a trained model. `read_state` is the restore of `Checkpointer`.
 """
 
 import logging
@@ -10,20 +11,23 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey, described, differences
+from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
+from jaxnet.checkpoints.leaves import Replaceable, described, differences_text, filled, leaves_to_read, named_leaves
 from jaxnet.checkpoints.storage import read_arrays
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
 
+# ---- A trained model ------------------------------------------------------------------------------------
+
 
 class FoundCheckpoint(NamedTuple):
-    """A step whose files are as they were written.
+    """A step whose files match its manifest.
 
     Attributes:
         path: its directory.
         step: its number.
-        extra: as it was given to save.
+        extra: the `extra` that was given to save.
         leaves: dtype and shape of every leaf by name.
     """
 
@@ -34,10 +38,10 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(root: Path, step: int | None = None, best: Best | None = None) -> FoundCheckpoint:
-    """The newest step under `root` that is as it was written, or `step`, or the one with the best metric.
+    """Return the newest intact step under `root`, or `step`, or the one with the best metric.
 
-    Newer steps that are damaged are named in a warning. Raises InputError when there is none, and when the one that
-    was asked for is damaged.
+    Every file of the step is digested first. A warning names newer steps that are damaged. Raises InputError when no
+    step is intact, and when the one that was asked for is damaged or absent.
     """
     files = CheckpointFiles(root)
     steps = files.steps() if root.is_dir() else []
@@ -51,30 +55,70 @@ def find_checkpoint(root: Path, step: int | None = None, best: Best | None = Non
             )
     found = files.survey() if step is None else files.examine(step)
     if found.step is None:
-        raise InputError(_nothing_good(root, step, steps, found))
+        raise InputError(_none_intact(root, step, steps, found))
     for damaged, fault in found.damaged:
         _log.warning("checkpoint step %d is damaged: %s; using step %d", damaged, fault, found.step)
     return FoundCheckpoint(files.path(found.step), found.step, found.about["extra"], found.about["leaves"])
 
 
-def _nothing_good(root: Path, step: int | None, steps: list[int], found: Survey) -> str:
+def _none_intact(root: Path, step: int | None, steps: list[int], found: Survey) -> str:
     faults = "; ".join(f"step {damaged}: {fault}" for damaged, fault in found.damaged)
     if step is None:
         return f"no checkpoint in {root} can be used: {faults}"
+    others = other_steps(steps, step)
     if faults:
-        return f"checkpoint {root} {faults}; other steps there: {_others(steps, step)}"
-    return f"checkpoint step {step} is not in {root}; steps there: {_others(steps, step)}"
+        return f"checkpoint {root} {faults}; other steps there: {others}"
+    return f"checkpoint step {step} is not in {root}; steps there: {others}"
 
 
-def _others(steps: list[int], step: int) -> str:
+def other_steps(steps: list[int], step: int) -> str:
+    """Return the steps but `step` as text, 'none' where there are none."""
     return ", ".join(str(other) for other in steps if other != step) or "none"
 
 
 def read_leaves(found: FoundCheckpoint, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Those leaves alone, where their shardings say; InputError unless they have these dtypes and shapes."""
+    """Read the leaves that `like` names, into its shardings; InputError if a dtype or shape differs."""
     there = {name: found.leaves[name] for name in like if name in found.leaves}
-    wrong = differences(there, described(like))
-    if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise InputError(f"{found.path} holds other parameters than this model: {'; '.join(wrong[:5])}{more}")
+    if wrong := differences_text(there, described(like)):
+        raise InputError(f"{found.path} holds other parameters than this model: {wrong}")
     return read_arrays(found.path / "state", like)
+
+
+# ---- A training state -----------------------------------------------------------------------------------
+
+
+def read_state(
+    directory: Path, stored: Mapping[str, str], like: Any, defaults: Mapping[str, Any], replaceable: Replaceable | None
+) -> tuple[Any, dict[str, str]]:
+    """Read the state in `directory`, whose leaves `stored` describes, in the structure and shardings of `like`.
+
+    See `Checkpointer.restore_latest`. Raises InputError when the leaves differ.
+
+    Returns:
+        The state, and the description of the stored leaves that were made anew.
+    """
+    wanted = named_leaves(like)
+    replaced: dict[str, str] = {}
+    if replaceable is None or replaceable.fit(stored, described(wanted)):
+        leaves = _read_wanted(directory, stored, wanted, defaults)
+    else:
+        replaced, kept = replaceable.split(stored)
+        leaves = _read_wanted(directory, kept, replaceable.split(wanted)[1], defaults)
+        leaves |= named_leaves(replaceable.make())
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted]), replaced
+
+
+def _read_wanted(
+    directory: Path, stored: Mapping[str, str], wanted: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    asked = leaves_to_read(stored, wanted, defaults)
+    if wrong := differences_text(stored, described(asked)):
+        raise InputError(
+            f"{directory} holds another state than this program trains: {wrong}. "
+            "Use the configuration that it was saved with, or another directory"
+        )
+    # Leaves without elements are not stored, because Orbax refuses them.
+    leaves = {name: filled(leaf, 0) for name, leaf in asked.items() if not leaf.size}
+    leaves |= {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
+    there = {name: leaf for name, leaf in asked.items() if leaf.size}
+    return leaves | read_arrays(directory / "state", there)

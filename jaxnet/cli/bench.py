@@ -1,4 +1,4 @@
-"""`jaxnet bench`: how fast messages travel, what a training step hides of that, and how fast a network answers."""
+"""`jaxnet bench` times collectives, whole training steps, and the inference of a network."""
 
 import argparse
 import json
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from jaxnet.cost.workloads import Workload
 
 
-# ---- `jaxnet bench inference`: latency and throughput of a network, by the size of the batch ----------
+# ---- Inference -----------------------------------------------------------------------------------------
 
 
 _BENCH_INFERENCE_DESCRIPTION = """\
 Time a network of the zoo (`jaxnet models`) with random weights on the first device, from uint8 images to
-probabilities. Batches of all sizes are compiled and warmed up first, then called in turn."""
+probabilities. Batches of all sizes are compiled and warmed up first, then timed in turn."""
 
 _BENCH_INFERENCE_EXAMPLES = """\
 examples:
@@ -36,18 +36,28 @@ def add_inference(kinds: Commands) -> None:
     """Add `inference` to the kinds of `jaxnet bench`."""
     parser = kinds.add_parser(
         "inference",
-        help="time a network's answers",
+        help="time the inference of a network",
         description=_BENCH_INFERENCE_DESCRIPTION,
         epilog=_BENCH_INFERENCE_EXAMPLES,
     )
-    parser.add_argument("--model", required=True, metavar="NAME", help="see `jaxnet models`")
-    parser.add_argument("--batch", type=_batches, default="1,8,64", metavar="N,N,...", help="default 1,8,64")
+    parser.add_argument("--model", required=True, metavar="NAME", help="a network that `jaxnet models` lists")
+    parser.add_argument(
+        "--batch", type=_batches, default="1,8,64", metavar="N,N,...", help="sizes of batches; default 1,8,64"
+    )
     parser.add_argument("--dtype", default="float32", metavar="DTYPE", help="float32, bfloat16 or float16")
-    parser.add_argument("--width", type=_width, default=1.0, metavar="FACTOR", help="of all hidden layers; default 1")
+    parser.add_argument(
+        "--width",
+        type=_width,
+        default=1.0,
+        metavar="FACTOR",
+        help="factor on the width of all hidden layers; default 1",
+    )
     parser.add_argument("--image", type=positive, metavar="N", help="NxN images; default: the network's own")
-    parser.add_argument("--iterations", type=positive, default=50, metavar="N", help="calls a size; default 50")
+    parser.add_argument(
+        "--iterations", type=positive, default=50, metavar="N", help="timed calls for each size; default 50"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="draw it too; needs matplotlib")
+    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="also draw it; needs matplotlib")
     parser.set_defaults(run=run_bench_inference)
 
 
@@ -83,17 +93,17 @@ def _width(text: str) -> float:
 Choice = TypeVar("Choice")
 
 _BENCH_DESCRIPTION = """\
-Measure communication on the processes and devices that there are: those of one process, emulated on the CPU
-with --mesh, or all of a job; process 0 prints. Or measure inference on one device."""
+Measure communication, on the devices of one process (emulated on the CPU with --mesh) or of all processes of a job, of
+which process 0 prints. Or measure inference on one device."""
 
 _COLLECTIVES = """\
-Time collectives and algorithms over each mesh axis, with nccl-tests' columns. Sizes are those of nccl-tests:
-what all-reduce sums, reduce-scatter takes in, all-gather gives out. Every first result is checked, and the exit
-status is 1 if one was wrong."""
+Time collectives and algorithms over each mesh axis, with the columns and sizes of nccl-tests: a size is what
+all-reduce sums, what reduce-scatter takes in, and what all-gather gives out. The first result of each is checked, and
+the exit status is 1 if any is wrong."""
 
 _STEP = """\
-Time whole training steps, their compute alone and their communication alone, in interleaved rounds, beside the
-least that the strategy's schedule could take."""
+Time whole training steps, their computation alone and their communication alone, in interleaved rounds, beside the
+shortest time that the strategy's schedule allows."""
 
 _BENCH_EXAMPLES = """\
 examples:
@@ -119,10 +129,22 @@ def add_bench(commands: Commands) -> None:
 
 def _add_collectives(kinds: Commands) -> None:
     parser = _subcommand(kinds, "collectives", "time single collectives", _COLLECTIVES, run_collectives)
-    parser.add_argument("--bytes", type=_sizes, default="1KiB,64KiB,1MiB,4MiB,32MiB", metavar="SIZES")
-    parser.add_argument("--axis", action="append", metavar="AXIS", help="host, device or host+device; default: all")
-    parser.add_argument("--algorithm", action="append", metavar="NAME", help="default: all")
-    parser.add_argument("--iterations", type=positive, default=20, metavar="N", help="timed calls; default 20")
+    parser.add_argument(
+        "--bytes",
+        type=_sizes,
+        default="1KiB,64KiB,1MiB,4MiB,32MiB",
+        metavar="SIZES",
+        help="bytes of a message; default 1KiB,64KiB,1MiB,4MiB,32MiB",
+    )
+    parser.add_argument(
+        "--axis", action="append", metavar="AXIS", help="host, device or host+device; may be repeated; default: all"
+    )
+    parser.add_argument(
+        "--algorithm", action="append", metavar="NAME", help="an algorithm or collective; may be repeated; default: all"
+    )
+    parser.add_argument(
+        "--iterations", type=positive, default=20, metavar="N", help="timed calls for each size; default 20"
+    )
 
 
 def _add_step(kinds: Commands) -> None:
@@ -132,8 +154,8 @@ def _add_step(kinds: Commands) -> None:
         action="append",
         required=True,
         metavar="NAME[:BYTES][+pieces]",
-        help="see `jaxnet strategies`; BYTES: its bucket size; +pieces: the step as several programs, launched from "
-        "two threads, one device a process; ratios are to the first",
+        help="a strategy that `jaxnet strategies` lists; BYTES: its bucket size; +pieces: run the step as several "
+        "programs, launched from two threads, one device a process; may be repeated, and ratios are to the first",
     )
     parser.add_argument(
         "--config",
@@ -143,15 +165,19 @@ def _add_step(kinds: Commands) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
     )
-    parser.add_argument("--batch", type=positive, metavar="N", help="examples a host; default: the workload's own")
-    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="default 7")
-    parser.add_argument("--steps-per-round", type=positive, default=5, metavar="N", help="default 5")
     parser.add_argument(
-        "--bucket-bytes", type=_size, metavar="BYTES", help="for every strategy that has buckets of a set size"
+        "--batch", type=positive, metavar="N", help="examples on each host; default: the workload's own"
     )
-    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="draw it too; needs matplotlib")
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds; default 7")
     parser.add_argument(
-        "--trace", type=given_path, metavar="DIR", help="trace a few more steps of each, for `jaxnet timeline`"
+        "--steps-per-round", type=positive, default=5, metavar="N", help="steps in each round; default 5"
+    )
+    parser.add_argument(
+        "--bucket-bytes", type=_size, metavar="BYTES", help="bucket size of every strategy that has one"
+    )
+    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="also draw it; needs matplotlib")
+    parser.add_argument(
+        "--trace", type=given_path, metavar="DIR", help="also trace a few steps of each, for `jaxnet timeline`"
     )
     parser.add_overrides()
 
@@ -164,7 +190,7 @@ def _subcommand(
         "--mesh",
         type=mesh_sizes,
         metavar="HxD",
-        help="hosts x devices; a single process emulates them on the CPU, several have that many; with --config 2x4",
+        help="hosts x devices; one process emulates them on the CPU, several must have that many; with --config 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: _run_in_job(run, args))

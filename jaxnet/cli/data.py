@@ -1,20 +1,20 @@
-"""`jaxnet data`: data sets made ready for training, and read back."""
+"""`jaxnet data`: prepare data sets for training, and verify them."""
 
 import argparse
 import json
 
 from jaxnet.command_line import Commands, given_path, positive
 
-_DATA_DESCRIPTION = "Make data sets ready for training, and read them back."
+_DATA_DESCRIPTION = "Prepare data sets for training, and verify them."
 
 _PREPARE = """\
-Write a data set in TFDS's form (ArrayRecord), without TensorFlow and without a network. imagenet2012 is made from
-ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, which image-net.org gives to those who register there; nothing
-is unpacked. Ended before it is done, even by force, it goes on where it was when it is started again. Started
-several times at once, on any hosts that share the directories, the processes share the work."""
+Write a data set in TFDS's format (ArrayRecord), without TensorFlow and without a network. imagenet2012 is made from
+ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, which image-net.org gives to those who register. The archives are
+read as they are, without unpacking. If the command is interrupted, even killed, run it again: it continues where it
+stopped. Run it several times at once, on any hosts that share the directories, and the processes share the work."""
 
 _VERIFY = """\
-Read and decode every image of a data set that TFDS has prepared. Exit status 1 if any is damaged."""
+Read and decode every image of a data set in TFDS's format. The exit status is 1 if any image is damaged."""
 
 _DATA_EXAMPLES = """\
 examples:
@@ -31,23 +31,28 @@ def add_data(commands: Commands) -> None:
     kinds = data.add_commands("KIND")
     prepare = kinds.add_parser("prepare", help="write a data set", description=_PREPARE, epilog=_DATA_EXAMPLES)
     prepare.add_argument("name", choices=["imagenet2012"], metavar="NAME", help="imagenet2012")
-    prepare.add_argument("--manual-dir", type=given_path, required=True, metavar="DIR", help="holds the archives")
     prepare.add_argument(
-        "--allow-partial", action="store_true", help="take archives with fewer images, and leave out damaged ones"
+        "--manual-dir", type=given_path, required=True, metavar="DIR", help="the directory of the archives"
+    )
+    prepare.add_argument(
+        "--allow-partial", action="store_true", help="accept archives with fewer images, and leave out damaged images"
     )
     prepare.set_defaults(run=run_prepare)
-    verify = kinds.add_parser("verify", help="read a data set back", description=_VERIFY, epilog=_DATA_EXAMPLES)
-    verify.add_argument("name", metavar="NAME", help="as TFDS writes it, such as imagenet2012 or cifar10")
+    verify = kinds.add_parser("verify", help="read and decode every image", description=_VERIFY, epilog=_DATA_EXAMPLES)
+    verify.add_argument("name", metavar="NAME", help="its name in TFDS, such as imagenet2012 or cifar10")
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(run=run_verify)
     for parser in (prepare, verify):
-        parser.add_argument("--data-dir", metavar="DIR", help="default $TFDS_DATA_DIR, or ~/tensorflow_datasets")
-        parser.add_argument("--threads", type=positive, metavar="N", help="that decode; default one for each core")
+        parser.add_argument(
+            "--data-dir", metavar="DIR", help="directory of data sets; default $TFDS_DATA_DIR, or ~/tensorflow_datasets"
+        )
+        parser.add_argument(
+            "--threads", type=positive, metavar="N", help="threads that decode; default: one for each core"
+        )
 
 
 def run_prepare(args: argparse.Namespace) -> int:
     """Run `jaxnet data prepare`."""
-    pass
     from jaxnet.cli.watching import Watching
     from jaxnet.data.prepare import prepare_imagenet
 
@@ -63,7 +68,6 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Run `jaxnet data verify`."""
-    pass
     from jaxnet.cli.watching import Watching
     from jaxnet.data.prepare import verify
 

@@ -1,4 +1,4 @@
-"""`jaxnet doctor`: what would stop or spoil a run on these hosts, before it starts."""
+"""`jaxnet doctor`: find what would stop or spoil a run on these hosts, before it starts."""
 
 import argparse
 import functools
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 _DOCTOR_DESCRIPTION = """\
-Check this machine, or all hosts of a job when started as the job would be: names, addresses and ports, whether every
+Check this machine, or, if started as a job would be, all hosts of the job: names, addresses and ports, whether every
 rank comes, versions, code, config, clocks, the shared directory, each link between hosts, devices, an all-reduce.
-Every step has a time limit, and what does not answer is named. Process 0 prints one table, and a line with a cure for
-each thing that is wrong. The exit status is 1 then, 0 when all is well, and 2 for a mistake in what is given here."""
+Every step has a time limit, and whoever does not answer is named. Process 0 prints one table, then one line with a
+cure for each problem. The exit status is 0 if nothing failed, 1 if something did, and 2 for wrong options."""
 
 _DOCTOR_EXAMPLES = """\
 examples:
@@ -43,16 +43,22 @@ def add_doctor(commands: Commands) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a Python file with get_config(), which is run: is it the same everywhere, are its data there",
+        help="a Python file with get_config(), which is run; check that all ranks have the same, and its data",
     )
     parser.add_argument(
         "--workdir",
         type=given_path,
-        help="where the run will write: is there room, do all hosts share it; default with --config: runs/NAME",
+        help="directory of the run; check its free space and that all hosts share it; default with --config: runs/NAME",
     )
-    parser.add_argument("--expect-rate", metavar="RATE", help="of each link between hosts, such as 10gbit")
     parser.add_argument(
-        "--timeout", type=positive, default=30, metavar="SECONDS", help="to wait for others at each step; default 30"
+        "--expect-rate", metavar="RATE", help="rate that each link between hosts should have, such as 10gbit"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        default=30,
+        metavar="SECONDS",
+        help="how long to wait for other ranks at each step; default 30",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
@@ -66,15 +72,15 @@ def _run_in_job(args: argparse.Namespace) -> int:
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    """Examine, and print what was found."""
+    """Make all checks and print what they found."""
     from jaxnet.operations.doctor.examine import diagnosis_json, diagnosis_text, examine
-    from jaxnet.operations.doctor.finding import any_left
+    from jaxnet.operations.doctor.waiting import any_left
 
     diagnosis = examine(_examination(args))
     if diagnosis.speaks:
         print((diagnosis_json if args.json else diagnosis_text)(diagnosis), flush=True)
     status = 0 if diagnosis.healthy else 1
-    if any_left():  # a thread that hangs would keep the process
+    if any_left():  # a thread that hangs would keep the process alive
         sys.stderr.flush()
         os._exit(status)
     return status
@@ -97,14 +103,14 @@ def _examination(args: argparse.Namespace) -> "Examination":
     from jaxnet.training.processes import decoder
 
     config = load_config(args.config, *args.overrides)
-    workdir = args.workdir or Path("runs") / Path(args.config).stem  # as train.py
+    workdir = args.workdir or Path("runs") / Path(args.config).stem  # as `jaxnet train`
     settings = {key: json.dumps(value) for key, value in flatten(config).items()}
     data = functools.partial(_open_data, config)
     return replace(whole, workdir=workdir, config=settings, installed=decoder(config), data=data)
 
 
 def _open_data(config: "Config") -> str:
-    """What both splits hold, after a look at the last examples of each."""
+    """Read the last example of each split; return how many examples there are."""
     import numpy as np
 
     from jaxnet.data import open_split

@@ -1,9 +1,11 @@
-"""The `jaxnet` command: one function a sub-command adds its options and names what it runs."""
+"""The `jaxnet` command. Each sub-command has one function that adds its options and says what to run."""
 
+import argparse
 import errno
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
 
 from jaxnet.cli.bench import add_bench
 from jaxnet.cli.data import add_data
@@ -16,20 +18,22 @@ from jaxnet.cli.report import add_report, add_timeline
 from jaxnet.cli.train import add_train
 from jaxnet.cluster.huge_pages import use_huge_pages
 from jaxnet.command_line import Parser
-from jaxnet.errors import drop, exit_cleanly, say
+from jaxnet.errors import InputError, drop, exit_cleanly, say
 
-# Modules here must not import JAX before they run: `jaxnet --help` has to answer at once.
+# No module of this package imports JAX before it runs a command, so that `jaxnet --help` answers at once.
 _COMMANDS = (
     *(add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
     *(add_predict, add_export, add_bench, add_timeline, add_report, add_data),
 )
 
+_DESCRIPTION = "Train Flax models on many devices and hosts, and see, measure and choose how their gradients travel."
+
 _EXAMPLES = """\
 examples:
   jaxnet train --config configs/digits.py
-  jaxnet launch local --processes 2 -- train.py --config configs/digits.py
+  jaxnet launch local --processes 2 -- jaxnet train --config configs/digits.py
   jaxnet launch local --help
-  jaxnet lab --hosts 2 --rate 1gbit -- train.py --config configs/digits.py
+  jaxnet lab --hosts 2 --rate 1gbit -- jaxnet train --config configs/digits.py
   jaxnet doctor --config configs/digits.py
   jaxnet plan --config configs/digits.py strategy=hierarchical
   jaxnet strategies
@@ -53,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _to_the_end(argv: Sequence[str]) -> int:
-    """`run`, with status 1 where its output is not taken to the end; in silence if nobody reads it, as by `| head`."""
+    """Run a command line. The status is 1 if output is lost, in silence when its reader has gone, as after `| head`."""
     try:
         status = run(argv)
-        sys.stdout.flush()  # here, where it can still be told that this fails
+        sys.stdout.flush()  # here, where a failure can still be reported
     except OSError as error:
         if not isinstance(error, BrokenPipeError) and (error.errno != errno.ENOSPC or error.filename is not None):
             raise
@@ -68,15 +72,32 @@ def _to_the_end(argv: Sequence[str]) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; the result is the exit status."""
+    """Run one command line and return its exit status."""
     parser = Parser(
         prog="jaxnet",
-        description="Train Flax models on many devices, and see, measure and choose how their gradients travel.",
+        description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_commands("COMMAND")
     for add_command in _COMMANDS:
         add_command(commands)
     args = parser.parse_args(argv)
     status: int = args.run(args)
     return status
+
+
+class _Version(argparse.Action):
+    """Prints the version. The metadata is read only when asked for, because reading it takes time."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        try:
+            print(f"jaxnet {version('jaxnet')}")
+        except PackageNotFoundError:
+            raise InputError(
+                "jaxnet is not installed, so it has no version: install it, as with make install"
+            ) from None
+        parser.exit()

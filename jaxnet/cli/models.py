@@ -1,4 +1,4 @@
-"""`jaxnet models`: the networks that have a name, and the layers of one."""
+"""`jaxnet models` lists networks and their layers; `jaxnet import` converts weights that PyTorch trained."""
 
 import argparse
 import json
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 _MODELS_DESCRIPTION = """\
-List the networks of jaxnet.models.ZOO, as their sources have them: parameters beside those of the source, bytes of
-a gradient in float32, and floating-point operations of one example's forward pass (a multiplication and its addition
-are two; convolutions and matrix products alone count). With NAME, the shapes of that network's parameters, in the
-order of their use. Nothing is computed but shapes."""
+List the networks of jaxnet.models.ZOO: number of parameters beside the number that the source states, bytes of a
+gradient in float32, and floating-point operations of one example's forward pass. (A multiplication and its addition
+count as two, and only convolutions and matrix products count.) With NAME, list the shapes of that network's parameters
+in the order of their use. Only shapes are computed."""
 
 _MODELS_EXAMPLES = """\
 examples:
@@ -45,7 +45,7 @@ def add_models(commands: Commands) -> None:
 
 
 def run_models(args: argparse.Namespace) -> int:
-    """Print every network, or one with its layers."""
+    """Print all networks, or one with its layers."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # shapes need no accelerator
@@ -96,7 +96,7 @@ def _row(name: str, entry: "Entry") -> dict[str, Any]:
 
 
 def _layers(entry: "Entry") -> list[dict[str, Any]]:
-    """Each array of parameters, in the order of use."""
+    """Each array of parameters, in order of use."""
     import jax
     from flax.traverse_util import flatten_dict
 
@@ -107,7 +107,7 @@ def _layers(entry: "Entry") -> list[dict[str, Any]]:
 
     def init(key: jax.Array, images: jax.Array) -> list[jax.Array]:
         flat = flatten_dict(model.init(key, images).params, sep="/")
-        paths.extend(flat)  # here, since a dict leaves a traced function sorted by name
+        paths.extend(flat)  # here, because a dict that leaves a traced function is sorted by name
         return list(flat.values())
 
     shapes = jax.eval_shape(init, jax.random.key(0), jax.ShapeDtypeStruct((1, *entry.image), "float32"))
@@ -139,13 +139,13 @@ def _by(shape: list[int]) -> str:
     return "x".join(map(str, shape))
 
 
-# ---- `jaxnet import`: weights that PyTorch trained, as variables of the same network here -------------
+# ---- Import --------------------------------------------------------------------------------------------
 
 
 _IMPORT_DESCRIPTION = """\
-Convert the weights of a network of torchvision or timm to variables of the same network in jaxnet.models.ZOO. FILE is
-a state dict that torch.save wrote, or a safetensors file; PyTorch is not needed, and nothing in the file is executed.
-What has no counterpart is listed by name; then nothing is written, unless told. Train from the result with
+Convert weights of torchvision or timm to variables of the same network in jaxnet.models.ZOO. FILE is a state dict that
+torch.save wrote, or a safetensors file. PyTorch is not needed, and nothing in the file is executed. Tensors without a
+counterpart are listed by name, and nothing is written unless --allow-unmatched is given. To train from the result, set
 initial_weights=FILE in the config."""
 
 _IMPORT_EXAMPLES = """\
@@ -155,7 +155,7 @@ examples:
   jaxnet import --from torchvision resnet18-f37072fd.pth --model resnet18 --new-head --out backbone.safetensors
 """
 
-# timm has weights of these under two recipes, whose images differ and whose names and shapes do not.
+# timm has weights of these from two recipes, with the same names and shapes but differently normalized images.
 _TWOFOLD = ("vit_tiny", "vit_small")
 
 
@@ -174,19 +174,23 @@ def add_import(commands: Commands) -> None:
     )
     parser.add_argument("--model", required=True, metavar="NAME", help="a network that `jaxnet models` lists")
     parser.add_argument("--out", required=True, type=given_path, metavar="FILE", help="a safetensors file to write")
-    parser.add_argument("--num-classes", type=positive, metavar="N", help="of the file; default: the network's own")
+    parser.add_argument(
+        "--num-classes", type=positive, metavar="N", help="number of classes in FILE; default: the network's own"
+    )
     parser.add_argument(
         "--mean",
         metavar="M",
-        help="of the pixels, scaled to 0 .. 1, that the weights want: one number, or one a channel as in "
+        help="mean of the pixels, scaled to 0 .. 1, that the weights expect: one number, or one for each channel as in "
         "0.485,0.456,0.406; kept in the file for predict and export; default: the network's usual",
     )
-    parser.add_argument("--std", metavar="S", help="their standard deviation, likewise; goes with --mean")
     parser.add_argument(
-        "--new-head", action="store_true", help="leave out the classifier, which training then starts afresh"
+        "--std", metavar="S", help="standard deviation of the pixels, in the same form; goes with --mean"
     )
     parser.add_argument(
-        "--allow-unmatched", action="store_true", help="leave out whatever has no counterpart, on either side"
+        "--new-head", action="store_true", help="leave out the classifier, which training then initializes anew"
+    )
+    parser.add_argument(
+        "--allow-unmatched", action="store_true", help="leave out what has no counterpart, on either side"
     )
     parser.set_defaults(run=run_import)
 
@@ -220,7 +224,7 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def _pixels(args: argparse.Namespace, channels: int) -> "tuple[Numbers, Numbers] | tuple[None, None]":
-    """What --mean and --std say, or nothing."""
+    """The values of --mean and --std, or nothing."""
     from jaxnet.config.keys import parse_value
     from jaxnet.weights import checked_pixels
 
@@ -234,7 +238,7 @@ def _pixels(args: argparse.Namespace, channels: int) -> "tuple[Numbers, Numbers]
 
 
 def _note(args: argparse.Namespace) -> str | None:
-    """What there is to know of the images that the weights want."""
+    """A hint about the images that the weights expect, if there is one."""
     from jaxnet.weights import HALVES
 
     if args.mean is not None:

@@ -1,4 +1,4 @@
-"""`jaxnet plan`: what a training step will send, and what the compiler makes of it, before anything is trained."""
+"""`jaxnet plan` shows what a training step will send; `jaxnet strategies` lists and compares the strategies."""
 
 import argparse
 import json
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 _PLAN_DESCRIPTION = """\
-Plan the communication of a training step on a mesh of emulated CPU devices: the buckets, the bytes that each
-device sends over each axis, and the collectives of the compiled program beside those planned."""
+Plan and compile a training step on a mesh of emulated CPU devices, without training. Show the buckets, the bytes that
+each device sends over each axis, and the collectives of the compiled program beside the planned ones."""
 
 _PLAN_EXAMPLES = """\
 examples:
@@ -36,7 +36,7 @@ def add_plan(commands: Commands) -> None:
         type=mesh_sizes,
         default=(2, 4),
         metavar="HxD",
-        help="hosts x devices, whatever the config says; default 2x4",
+        help="hosts x devices, in place of the config's; default 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
@@ -62,14 +62,14 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- `jaxnet strategies`: the ways in which gradients can travel, and with a config, what each would send
+# ---- Strategies ----------------------------------------------------------------------------------------
 
 
 _STRATEGIES_DESCRIPTION = """\
-List the communication strategies, with what can be set of them: strategy=NAME:key=value. With a config, also what each
-would send in a training step of that model: collectives, bytes that the busiest device sends over each axis, and their
-sum beside that of one flat all-reduce. Bytes are the fewest that the operation needs. Where parameters travel every so
-many steps, messages are those of one such step and bytes the mean over the run."""
+List the communication strategies and their settings: strategy=NAME:key=value. With a config, also show what each would
+send in a training step of its model: the number of collectives, the bytes that the busiest device sends over each axis,
+and their sum relative to one flat all-reduce. Bytes are the fewest that an operation needs. Where parameters travel
+only every few steps, messages are those of one such step, and bytes are the mean over the run."""
 
 _STRATEGIES_EXAMPLES = """\
 examples:
@@ -91,10 +91,13 @@ def add_strategies(commands: Commands) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a Python file with get_config(), which is run: also show what its model would send",
+        help="a Python file with get_config(), which is run; also show what its model would send",
     )
     parser.add_argument(
-        "--mesh", type=mesh_sizes, metavar="HxD", help="with --config: hosts x devices, whatever it says; default 2x4"
+        "--mesh",
+        type=mesh_sizes,
+        metavar="HxD",
+        help="with --config: hosts x devices, in place of the config's; default 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
@@ -161,8 +164,16 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
 
 def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: int) -> list[dict[str, Any]]:
     """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
-    from jaxnet.comm import STRATEGIES, Averaging, Strategy, all_reduce, bucketed, named_strategy, wire_bytes_per_axis
-    from jaxnet.comm.by_name import has_bucket_size
+    from jaxnet.comm import (
+        STRATEGIES,
+        Averaging,
+        Strategy,
+        all_reduce,
+        bucketed,
+        has_bucket_size,
+        named_strategy,
+        wire_bytes_per_axis,
+    )
 
     flat = bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives
     least = sum(wire_bytes_per_axis(flat).values())

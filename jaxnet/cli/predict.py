@@ -1,4 +1,4 @@
-"""`jaxnet predict`: what a trained network says of image files."""
+"""`jaxnet predict` classifies image files with a trained network; `jaxnet export` writes it as StableHLO."""
 
 import argparse
 import dataclasses
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from jaxnet.inference import Predictor
 
 _PREDICT_DESCRIPTION = """\
-Classify JPEG and PNG files with what was trained: a workdir (its newest good checkpoint), one checkpoint, a file of
-`jaxnet import`, or one of `jaxnet export`. Images are prepared as the run prepared its test images, once they
-are turned upright as the camera says. A file that cannot be read is named, the others are classified, and the exit
-status is 1."""
+Classify JPEG and PNG files. TRAINED is a workdir (its newest good checkpoint is taken), one checkpoint, or a file of
+`jaxnet import` or `jaxnet export`. Images are turned upright as their camera recorded, then prepared as the run
+prepared its test images. A file that cannot be read is named, the others are classified, and the exit status is 1."""
 
 _PREDICT_EXAMPLES = """\
 examples:
@@ -41,22 +40,30 @@ def add_predict(commands: Commands) -> None:
     parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, a directory, or - for paths from stdin")
     add_choice(parser)
-    parser.add_argument("--top-k", type=positive, default=5, metavar="K", help="classes an image; default 5")
-    parser.add_argument("--labels", type=given_path, metavar="FILE", help="names of the classes, one a line")
-    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images at once; default 32")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument(
+        "--top-k", type=positive, default=5, metavar="K", help="classes to show for each image; default 5"
+    )
+    parser.add_argument("--labels", type=given_path, metavar="FILE", help="names of the classes, one on each line")
+    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images in a batch; default 32")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on each line")
     parser.set_defaults(run=run_predict)
 
 
 def add_choice(parser: Parser) -> None:
-    """Add what says which checkpoint, and how it is loaded."""
+    """Add the options that choose a checkpoint and how to load it."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=positive, metavar="N", help="the checkpoint of that step; default: the newest")
-    which.add_argument("--best", action="store_true", help="the most accurate checkpoint")
-    parser.add_argument("--model", metavar="NAME", help="of a .safetensors file, where it does not say it")
-    parser.add_argument("--config", type=given_path, metavar="FILE", help="for models of your own; FILE is run")
-    parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16, instead of what was trained")
-    parser.add_argument("--member", type=int, metavar="I", help="of an ensemble, the network of that number alone")
+    which.add_argument(
+        "--step", type=positive, metavar="N", help="take the checkpoint of that step; default: the newest"
+    )
+    which.add_argument("--best", action="store_true", help="take the most accurate checkpoint")
+    parser.add_argument("--model", metavar="NAME", help="network of a .safetensors file that does not name it")
+    parser.add_argument(
+        "--config", type=given_path, metavar="FILE", help="a config, for models of your own; FILE is run"
+    )
+    parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: as trained")
+    parser.add_argument(
+        "--member", type=int, metavar="I", help="take network number I of an ensemble; default: all, averaged"
+    )
 
 
 def run_predict(args: argparse.Namespace) -> int:
@@ -83,7 +90,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def _paths(stdin: Iterable[bytes]) -> Iterator[str]:
-    """The lines of `stdin`; InputError where they are of an image, or end in NUL as those of `find -print0`."""
+    """The lines of `stdin`; InputError if it holds an image, or lines that end in NUL as from `find -print0`."""
     for line in stdin:
         if b"\0" in line or line.startswith((b"\x89PNG", b"\xff\xd8\xff")):
             raise InputError("-: stdin holds other bytes than paths of images: wanted one path a line")
@@ -94,7 +101,7 @@ def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
     from jaxnet.inference.answers import as_json, as_text, image_files
 
     count = damaged = 0
-    lines = _paths(sys.stdin.buffer) if "-" in args.images else ()  # names of files are bytes
+    lines = _paths(sys.stdin.buffer) if "-" in args.images else ()  # file names are bytes
     for prediction in predictor.files(image_files(args.images, lines)):
         count += 1
         damaged += prediction.probabilities is None
@@ -109,13 +116,13 @@ def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
     return _DAMAGED_STATUS if damaged else 0
 
 
-# ---- `jaxnet export`: what was trained as a program for JAX alone -------------------------------------
+# ---- Export --------------------------------------------------------------------------------------------
 
 
 _EXPORT_DESCRIPTION = """\
-Write a trained network as StableHLO: uint8 images in, probabilities out, normalization included. JAX alone runs it, as
-in jax.export.deserialize(bytearray(pathlib.Path(FILE).read_bytes())).call(images), and so does `jaxnet predict FILE`,
-which needs FILE.json beside it. It is made for the platforms that are named; it was tested on the CPU alone."""
+Write a trained network as a StableHLO program: uint8 images in, probabilities out, normalization included. JAX alone
+runs it, with jax.export.deserialize(bytearray(pathlib.Path(FILE).read_bytes())).call(images). `jaxnet predict FILE`
+runs it too, and needs FILE.json beside it. The program is for the platforms named; it was tested on the CPU only."""
 
 _EXPORT_EXAMPLES = """\
 examples:
@@ -128,26 +135,26 @@ examples:
 def add_export(commands: Commands) -> None:
     """Add `export` to the commands of `jaxnet`."""
     parser = commands.add_parser(
-        "export", help="write what was trained as StableHLO", description=_EXPORT_DESCRIPTION, epilog=_EXPORT_EXAMPLES
+        "export", help="write a trained network as StableHLO", description=_EXPORT_DESCRIPTION, epilog=_EXPORT_EXAMPLES
     )
     parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
-    parser.add_argument("--out", type=given_path, required=True, metavar="FILE", help="the program")
+    parser.add_argument("--out", type=given_path, required=True, metavar="FILE", help="the program to write")
     add_choice(parser)
     parser.add_argument("--batch", type=positive, metavar="N", help="take batches of N images; default: of any size")
     parser.add_argument(
         "--weights",
         choices=("inside", "separate"),
         default="inside",
-        help="as constants of the program, or in FILE.weights.safetensors, to be given as its first argument",
+        help="inside: constants of the program; separate: in FILE.weights.safetensors, its first argument when called",
     )
     parser.add_argument(
-        "--platforms", type=_platforms, default="cpu,cuda,tpu", metavar="NAMES", help="default cpu,cuda,tpu"
+        "--platforms", type=_platforms, default="cpu,cuda,tpu", metavar="NAMES", help="platforms; default cpu,cuda,tpu"
     )
     parser.set_defaults(run=run_export)
 
 
 def run_export(args: argparse.Namespace) -> int:
-    """Load, export, and say what was written."""
+    """Load, export, and print the names of the files written."""
     from jaxnet.inference.export import export
     from jaxnet.inference.loading import load_network
     from jaxnet.training.display import show_warnings

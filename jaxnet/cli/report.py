@@ -1,4 +1,4 @@
-"""`jaxnet report`: where the time of a run went, over all its attempts."""
+"""`jaxnet report` shows where the time of a run went; `jaxnet timeline` shows one of its steps."""
 
 import argparse
 import json
@@ -8,9 +8,9 @@ from jaxnet.command_line import Commands, given_path
 from jaxnet.errors import InputError
 
 _REPORT_DESCRIPTION = """\
-Show where the time of a run went, from the ledger in its workdir: start-up, compile, data wait, step, evaluation,
-checkpoint; work that was lost and done again, and the time from an attempt's last sign of life to the next start; what
-each rank needs for a step, and which of them hold the others up.
+Show where the time of a run went, from the ledger in its workdir: start-up, compilation, waiting for data, steps,
+evaluation, checkpoints; work that was lost and done again; the time from an attempt's last sign of life to the next
+start; and the time that each rank needs for a step, with the stragglers.
 goodput = time of steps that were not done again / time since the first start."""
 
 _REPORT_EXAMPLES = """\
@@ -43,18 +43,18 @@ def run_report(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- `jaxnet timeline`: when each bucket of a step travelled, and how much of that was hidden under compute
+# ---- Timeline ------------------------------------------------------------------------------------------
 
 
 _TIMELINE_DESCRIPTION = """\
-Show one step from the JAX profiler's trace: for each collective its bucket, bytes, start, end and the part of it in
-which the same device computed; for each device the totals. overlap = 1 - exposed / communication."""
+Show one step from a trace of the JAX profiler: for each collective its bucket, bytes, start, end, and the part of it
+during which the same device computed; for each device the totals. overlap = 1 - exposed / communication."""
 
 _TIMELINE_EXAMPLES = """\
 examples:
-  python train.py --config configs/digits.py profile.steps=3 && jaxnet timeline runs/digits
+  jaxnet train --config configs/digits.py profile.steps=3 && jaxnet timeline runs/digits
   jaxnet timeline runs/digits --step 11 --png step.png
-  jaxnet timeline /tmp/trace --json        (a directory that was given to jax.profiler.trace)
+  jaxnet timeline /tmp/trace --json        (a directory that jax.profiler.trace wrote)
 """
 
 
@@ -66,15 +66,19 @@ def add_timeline(commands: Commands) -> None:
         description=_TIMELINE_DESCRIPTION,
         epilog=_TIMELINE_EXAMPLES,
     )
-    parser.add_argument("trace", type=given_path, metavar="TRACE", help="a workdir, a profile directory, *.xplane.pb")
-    parser.add_argument("--step", type=_step, metavar="N", help="its number; default: the step of median length")
-    parser.add_argument("--png", type=_png, metavar="FILE", help="draw it, too")
+    parser.add_argument(
+        "trace", type=given_path, metavar="TRACE", help="a workdir, a profile directory or an *.xplane.pb file"
+    )
+    parser.add_argument(
+        "--step", type=_step, metavar="N", help="number of the step; default: the step of median length"
+    )
+    parser.add_argument("--png", type=_png, metavar="FILE", help="also draw it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_timeline)
 
 
 def run_timeline(args: argparse.Namespace) -> int:
-    """Read the traces, put the step together, print and draw it."""
+    """Read the traces, then print and draw one step."""
     from jaxnet.report import read_traces, timeline, timeline_json, timeline_text, write_png
 
     made = timeline(read_traces(args.trace), args.step, _mesh(args.trace))
@@ -85,7 +89,7 @@ def run_timeline(args: argparse.Namespace) -> int:
 
 
 def _mesh(workdir: Path) -> dict[str, int]:
-    """The mesh's shape, if this is the workdir of a run that has ended."""
+    """The shape of the mesh, if this is the workdir of a finished run; else nothing."""
     summary = workdir / "summary.json"
     try:
         return dict(json.loads(summary.read_text())["mesh"]) if summary.is_file() else {}

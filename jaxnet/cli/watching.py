@@ -1,4 +1,4 @@
-"""Long work on images as a person sees it: a bar in a terminal, a line now and then elsewhere."""
+"""Show the progress of long work on images: a bar in a terminal, a line every 30 s elsewhere."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ _EVERY_SECONDS = 30.0
 
 
 class Watching(PrepareListener):
-    """Shows how many images are done, how many a second, and the time left. Use it in a `with` statement."""
+    """Shows how many images are done, the rate, and the time left. Use it in a `with` statement."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self._console = Console(quiet=silent, highlight=False, soft_wrap=True)
@@ -39,14 +39,14 @@ class Watching(PrepareListener):
         self._bar.stop()
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Show another piece of work."""
+        """Start to show another piece of work."""
         self._end()
         self._what, self._total, self._first, self._done = what, total, done, done
         self._started = self._printed = time.monotonic()
         self._task = self._bar.add_task(what, total=total, completed=done, news="")
 
     def advance(self, images: int) -> None:
-        """Show that so many more are done."""
+        """Show that `images` more are done."""
         self._done += images
         if self._task is not None:
             self._bar.update(self._task, completed=self._done, news=f"{self._rate():,.0f} images/s")

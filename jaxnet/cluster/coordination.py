@@ -1,8 +1,7 @@
 """JAX's coordination service: a key-value store and barriers with time limits, on the host network alone.
 
-`jax.experimental.multihost_utils` does the same through device collectives, which need every
-backend up, have no time limit and cannot name who is missing. The service's client has no public
-name yet; this file is the only one that uses it.
+`jax.experimental.multihost_utils` offers the same through device collectives. Those need every backend up, have no time
+limit and cannot name who is missing. The service's client has no public name yet; only this file uses it.
 """
 
 from typing import Any
@@ -14,17 +13,17 @@ _NO_CLIENT = "jax.distributed is not running in this process"
 
 
 def devices_in_use() -> bool:
-    """Whether JAX has already made its devices, after which processes can no longer be joined."""
+    """Whether JAX has made its devices already; processes can then no longer be joined."""
     return bool(xla_bridge.backends_are_initialized())
 
 
 def publish(key: str, value: str) -> None:
-    """Make `value` readable for all processes under `key`; a key is written once."""
+    """Make `value` readable for all processes under `key`; each key is written once."""
     _client().key_value_set(key, value)
 
 
 def republish(key: str, value: str) -> None:
-    """As `publish`, in the place of what was there."""
+    """As `publish`, but replace what was there."""
     _client().key_value_set(key, value, allow_overwrite=True)
 
 
@@ -39,7 +38,7 @@ def forget(folder: str) -> None:
 
 
 def await_value(key: str, timeout_seconds: float) -> str | None:
-    """What is published under `key`, as soon as it is; None when that took too long."""
+    """Wait for what is published under `key`; None if it does not come in time."""
     try:
         return str(_client().blocking_key_value_get(key, int(timeout_seconds * 1000)))
     except jax.errors.JaxRuntimeError as error:
@@ -49,7 +48,7 @@ def await_value(key: str, timeout_seconds: float) -> str | None:
 
 
 def wait_for_all(name: str, timeout_seconds: float) -> bool:
-    """Wait until every process waits for `name`; False when that took too long. A name is used once."""
+    """Wait until every process waits for `name`; False if some do not come in time. Each name is used once."""
     try:
         _client().wait_at_barrier(name, int(timeout_seconds * 1000))
     except jax.errors.JaxRuntimeError as error:

@@ -1,95 +1,11 @@
-"""Which process of how many this is, read from environment variables alone."""
+"""Which process of how many this is, and where the coordinator is: read from environment variables alone."""
 
-import ipaddress
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from jaxnet.cluster.addresses import Address, is_loopback, parse_address
 from jaxnet.errors import InputError
-
-# ---- How messages name processes ----------------------------------------------------------------------
-
-
-def ranks(indices: Sequence[int]) -> str:
-    """Ascending process indices in words.
-
-    >>> ranks([1]), ranks([0, 1, 2, 5])
-    ('rank 1', 'ranks 0-2, 5')
-    """
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    listed = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank {listed}" if len(indices) == 1 else f"ranks {listed}"
-
-
-# ---- Network addresses as users write them: `host:port`, names that resolve, interfaces ---------------
-
-
-class Address(NamedTuple):
-    """A host (a name, or an IP address without brackets) and a TCP port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str, variable: str) -> Address:
-    """Split `host:port`; `variable` is named in the error when that is not what `text` is.
-
-    >>> parse_address("node1:1234", "JAX_COORDINATOR_ADDRESS")
-    Address(host='node1', port=1234)
-    >>> str(parse_address("[fd00::1]:1234", "JAX_COORDINATOR_ADDRESS"))
-    '[fd00::1]:1234'
-    """
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host.strip("[]") or (":" in host and not bracketed):
-        raise InputError(f"{variable} is {text!r}; give host:port, as in node1:1234 or [fd00::1]:1234")
-    if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
-        raise InputError(f"{variable} is {text!r}; its port {port!r} must be a number from 1 to 65535")
-    return Address(host[1:-1] if bracketed else host, int(port))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is written as this machine to itself: `localhost`, 127.x.x.x or ::1.
-
-    >>> is_loopback("127.0.1.1"), is_loopback("localhost"), is_loopback("node1")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def resolves_to_loopback(host: str) -> bool:
-    """Whether any address of `host` is a loopback one, as a stock Debian's own name is (127.0.1.1)."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(is_loopback(str(entry[4][0])) for entry in found)
-
-
-def check_interface(name: str, variable: str) -> None:
-    """Raise `InputError` listing the interfaces of this host when `name` is none of them."""
-    present = [interface for _, interface in socket.if_nameindex()]
-    if name not in present:
-        raise InputError(
-            f"{variable} is {name!r}, but {socket.gethostname()} has no such network interface;"
-            f" it has {', '.join(present)}"
-        )
-
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -99,22 +15,28 @@ INTERFACE = "JAXNET_NETWORK_INTERFACE"
 HEARTBEAT = "JAXNET_HEARTBEAT_SECONDS"
 
 _CONTRACT = (COORDINATOR, COUNT, INDEX)
-# The five that srun sets for a task; a batch script outside srun lacks the second, and is not a task.
+# srun sets these for a task. A batch script outside srun lacks SLURM_STEP_NODELIST, and is no task.
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES")
-_HOSTS = ("SLURM_STEP_NUM_NODES", "GROUP_WORLD_SIZE", "SKYPILOT_NUM_NODES")  # how many, as each launcher says it
+_HOSTS = ("SLURM_STEP_NUM_NODES", "GROUP_WORLD_SIZE", "SKYPILOT_NUM_NODES")  # how many hosts, by launcher
 _SKYPILOT_PORT = 12321
-_HEARTBEAT_SECONDS = 100
+_HEARTBEAT_SECONDS = 100  # JAX's own default
 _FEWEST_HEARTBEAT_SECONDS = 5
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says of this process; None stands for what only JAX's own detection can find.
+    """Who this process is in the cluster, as far as the environment tells.
 
-    `local_device` is the one device of its host that this process takes; None means all that it sees.
-    `bind` is where process 0 was told to listen; None leaves it to `listening_address`.
+    Attributes:
+        detected_by: what described the processes, see `detect`.
+        process_index: the number of this process; None: only JAX's own detection finds it.
+        process_count: how many processes there are; None likewise.
+        coordinator: where process 0 is reached; None likewise, and for a single process.
+        bind: where process 0 was told to listen; None: `listening_address` decides.
+        interface: the network interface for collectives of the CPU; None: they use the address that others reach.
+        local_device: the one device of its host that this process takes; None: all that it sees.
     """
 
     detected_by: str
@@ -127,10 +49,10 @@ class Place:
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
-    """Read this process's place from `environ`, of which no variable is changed.
+    """Read this process's place from `environ`.
 
-    First JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, all three or none; then torchrun,
-    Open MPI, Slurm under srun, TPU pods, SkyPilot and an indexed Kubernetes job; else a single process.
+    First come JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, all three or none. Then come torchrun,
+    Open MPI, srun, TPU pods, SkyPilot and indexed Kubernetes jobs. Without any, this is a single process.
 
     >>> find_place({}).detected_by
     'single'
@@ -161,23 +83,11 @@ def find_place(environ: Mapping[str, str]) -> Place:
     return Place(method, index, count, coordinator, _bind_address(environ), interface, device)
 
 
-def heartbeat_seconds(environ: Mapping[str, str]) -> int:
-    """After how long without a sign of life JAX takes a process for dead, and ends the others.
-
-    By default JAX's own 100 s: the watchdog, which names what it waits for, is to be first.
-    """
-    if not environ.get(HEARTBEAT):
-        return _HEARTBEAT_SECONDS
-    if (seconds := _whole(environ, HEARTBEAT)) < _FEWEST_HEARTBEAT_SECONDS:
-        raise InputError(f"{HEARTBEAT} is {seconds}; it must be at least {_FEWEST_HEARTBEAT_SECONDS}")
-    return seconds
-
-
 def detect(environ: Mapping[str, str]) -> str:
-    """Name what describes the processes: variables, torchrun, openmpi, slurm, tpu, skypilot, kubernetes or single.
+    """What describes the processes: variables, torchrun, openmpi, slurm, tpu, skypilot, kubernetes or single.
 
-    torchrun comes before what may have started it on each host. Open MPI comes before Slurm because mpirun
-    inside a Slurm job passes on the variables of its own daemons.
+    torchrun comes before whatever may have started it on each host. Open MPI comes before Slurm because mpirun, inside
+    a Slurm job, passes on the Slurm variables of its own daemons.
     """
     if any(environ.get(name) for name in _CONTRACT):
         return "variables"
@@ -194,6 +104,21 @@ def detect(environ: Mapping[str, str]) -> str:
     if environ.get("KUBERNETES_SERVICE_HOST") and environ.get("JOB_COMPLETION_INDEX"):
         return "kubernetes"
     return "single"
+
+
+def heartbeat_seconds(environ: Mapping[str, str]) -> int:
+    """After how long without a sign of life JAX takes a process for dead and ends the others.
+
+    The default is JAX's own 100 s, so that the watchdog, which names the missing rank, comes first.
+    """
+    if not environ.get(HEARTBEAT):
+        return _HEARTBEAT_SECONDS
+    if (seconds := _whole(environ, HEARTBEAT)) < _FEWEST_HEARTBEAT_SECONDS:
+        raise InputError(f"{HEARTBEAT} is {seconds}; it must be at least {_FEWEST_HEARTBEAT_SECONDS}")
+    return seconds
+
+
+# ---- Each launcher's variables -------------------------------------------------------------------------
 
 
 def _contract(environ: Mapping[str, str]) -> tuple[int, int, Address]:
@@ -218,25 +143,25 @@ def _index_of_count(environ: Mapping[str, str], index_name: str, count_name: str
 
 
 def _torchrun(environ: Mapping[str, str]) -> tuple[int, int, Address]:
-    """As torchrun, and what imitates it, describe a process."""
+    """The place that torchrun, or a launcher with the same variables, gives."""
     _require(environ, _TORCHRUN)
     index, count = _index_of_count(environ, "RANK", "WORLD_SIZE")
     host = environ["MASTER_ADDR"]
     port = _port(environ, "MASTER_PORT", host)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port += 1  # torchrun itself listens at MASTER_PORT
+        port += 1  # torchrun itself listens on MASTER_PORT
     return index, count, Address(host, _own_port(environ, host, port))
 
 
 def _torchrun_device(environ: Mapping[str, str]) -> int | None:
-    """torchrun lets every process see all devices of its host; where they are several, each takes its own."""
+    """The device of this process. torchrun shows every process all devices of its host, so each takes one."""
     if environ.get("LOCAL_WORLD_SIZE", "1") == "1":
         return None
     return _index_of_count(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE")[0]
 
 
 def _skypilot(environ: Mapping[str, str]) -> tuple[int, int, Address]:
-    """A process on each node; the first of the addresses is that of node 0."""
+    """One process on each node; the first address is that of node 0."""
     _require(environ, _SKYPILOT)
     index, count = _index_of_count(environ, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
     addresses = environ["SKYPILOT_NODE_IPS"].split()
@@ -264,7 +189,8 @@ def _whole(environ: Mapping[str, str], name: str, most: int = 2**31 - 1) -> int:
 
 
 def _slurm_coordinator(environ: Mapping[str, str]) -> Address:
-    """The first host of the step, at the port that jax.distributed would take for this job."""
+    """The first host of the step, with the port that jax.distributed would take for this job."""
+    # A node list looks like `tux[03-05,7],other`: take the first name, with the first number in its brackets.
     nodes = environ["SLURM_STEP_NODELIST"]
     first = re.match(r"([^,\[]*)(?:\[([^],-]+)[^]]*\])?([^,\[]*)", nodes)
     host = "".join(part or "" for part in first.groups()) if first else nodes
@@ -290,3 +216,22 @@ def _refuse_loopback(coordinator: Address, environ: Mapping[str, str]) -> None:
             f"{COORDINATOR} is {coordinator}, a loopback address, but {several[0]}:"
             " give an address of process 0's host that the others can reach"
         )
+
+
+# ---- Names of ranks ------------------------------------------------------------------------------------
+
+
+def name_ranks(indices: Sequence[int]) -> str:
+    """Process indices, in ascending order, as messages name them.
+
+    >>> name_ranks([1]), name_ranks([0, 1, 2, 5])
+    ('rank 1', 'ranks 0-2, 5')
+    """
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    listed = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank {listed}" if len(indices) == 1 else f"ranks {listed}"

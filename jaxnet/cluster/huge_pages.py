@@ -1,4 +1,7 @@
-"""Large pages for the memory of a process, which it has to have asked the C library for before it began."""
+"""Start a program again with huge pages of glibc, which reads its setting only as a process begins.
+
+This is a file of its own because it runs before all imports that take time.
+"""
 
 import os
 import sys
@@ -8,36 +11,35 @@ from pathlib import Path
 
 VARIABLE = "GLIBC_TUNABLES"
 _TUNABLE = "glibc.malloc.hugetlb"
-_FIRST_GLIBC = (2, 35)  # of those that know it
+_FIRST_GLIBC = (2, 35)  # the first that knows the tunable
 _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def use_huge_pages() -> None:
-    """Start this program again, once, with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`: a step on CPUs takes less time.
+    """Start this program again, once, with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, which makes steps on CPUs faster.
 
     XLA:CPU maps its scratch memory anew for each step, and the kernel fills it page by page. ResNet-50 at batch 16
-    takes 566,000 pages of 4 KiB, or some thousand of 2 MiB. The C library reads the variable as a process begins,
-    so this comes before all imports that take time. The process keeps its number, its arguments and its files.
+    takes 566,000 pages of 4 KiB, or a few thousand of 2 MiB. The process keeps its number, its arguments and its files.
 
-    Does nothing where it would not help (see `wanted`) or could harm: MPI cannot be begun twice, and a debugger
-    would have to be told everything again.
+    Does nothing where it would not help, see `wanted`, or where it could harm: MPI cannot start twice in a process, and
+    a debugger would lose its settings.
     """
     value = wanted(os.environ)
     if value is None or not sys.executable or "mpi4py.MPI" in sys.modules or sys.gettrace() is not None:
         return
     again = [sys.executable, *sys.orig_argv[1:]]
-    with suppress(OSError):  # then it goes on as it is
+    with suppress(OSError):  # if it fails, the program continues as it is
         os.execve(sys.executable, again, {**os.environ, VARIABLE: value})
 
 
 def wanted(environ: Mapping[str, str], kernel: str | None = None, libc: str | None = None) -> str | None:
-    """What `GLIBC_TUNABLES` should be for a process that begins with `environ`; None: as it is.
+    """What `GLIBC_TUNABLES` should be for a process that begins with `environ`; None: leave it.
 
     Args:
-        environ: the variables of the process; a value of `glibc.malloc.hugetlb` in them is the user's choice.
-        kernel: the kernel's setting, as in `/sys/kernel/mm/transparent_hugepage/enabled`, by default this one's. Only
-            one that gives huge pages to those who ask makes a difference.
-        libc: the C library and its version, as `os.confstr` says them; by default this process's.
+        environ: the variables of the process. A value of `glibc.malloc.hugetlb` in them is the user's choice.
+        kernel: the text of `/sys/kernel/mm/transparent_hugepage/enabled`; None: this kernel's. The tunable matters only
+            where the kernel gives huge pages to those who ask (`madvise`).
+        libc: the C library and its version, as `os.confstr` gives them; None: this process's.
 
     >>> wanted({}, "always [madvise] never", "glibc 2.36")
     'glibc.malloc.hugetlb=1'

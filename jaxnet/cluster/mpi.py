@@ -1,7 +1,7 @@
-"""The ranks of mpirun as the processes of a run: how they talk beside the gradients, and how they end.
+"""The control channel of processes that mpirun started: what they say beside the gradients, and how they end.
 
-The gradients travel inside the compiled step, from threads of its devices. What is said here has communicators of its
-own, so that the messages cannot meet. MPI has no limits of time: a rank that does not come is waited for.
+Gradients travel inside the compiled step, from threads of its devices. The control channel has communicators of its
+own, so the two kinds of messages cannot meet. MPI has no time limits: a process that never comes is waited for.
 """
 
 import importlib
@@ -18,16 +18,40 @@ from jaxnet.errors import InputError
 T = TypeVar("T")
 
 _TOGETHER_SECONDS = 2.0
-# What mpirun sets in each process, of Open MPI, of MPICH and Intel MPI, and of any with PMIx; and what srun sets.
+_POLL_SECONDS = 0.01
+# What a starter sets in each process: Open MPI; MPICH and Intel MPI; any MPI with PMIx; srun.
 _STARTERS = ("OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
-_LAG = 3  # calls: one more than the steps that a loop has in flight
+_LAG = 3  # calls: one more than the steps that the training loop has in flight
+
+_joined: "ControlChannel | None" = None
 
 
-class Ranks:
-    """All ranks of mpirun. They make the same calls in the same order.
+def join(world: Any, environ: Mapping[str, str] = os.environ) -> "ControlChannel":
+    """Open the control channel over the communicator `world`; from now on `joined` returns it.
+
+    Raises:
+        InputError: there is one process, and no starter has started it. On each host it would train alone.
+    """
+    global _joined
+    if world.size == 1 and not any(environ.get(name) for name in _STARTERS):
+        raise InputError(
+            "transport=mpi: neither mpirun nor srun has started this process, which would train alone: start as many as"
+            " there are to be, as in mpirun -n 2 python -m mpi4py train.py ..., or leave transport=xla"
+        )
+    _joined = ControlChannel(world)
+    return _joined
+
+
+def joined() -> "ControlChannel | None":
+    """The channel that `join` has opened; None without MPI."""
+    return _joined
+
+
+class ControlChannel:
+    """How the processes of mpirun talk beside the gradients. All make the same calls in the same order.
 
     Attributes:
-        index: this rank.
+        index: the number of this process.
         count: how many there are.
     """
 
@@ -40,14 +64,15 @@ class Ranks:
             )
         self.index: int = world.rank
         self.count: int = world.size
+        # One communicator for each kind of message: a flag under way, or a process that leaves, must not match others.
         self._talk, self._flags, self._end = world.Dup(), world.Dup(), world.Dup()
 
-    def given_by_all(self, value: Any) -> list[Any]:
-        """The `value` of every rank, in their order."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """The `value` of every process, in order."""
         return list(self._talk.allgather(value))
 
-    def told(self, make: Callable[[], T]) -> T:
-        """What `make` returns on rank 0, which alone calls it. If it raises InputError, every rank does."""
+    def broadcast_object(self, make: Callable[[], T]) -> T:
+        """What `make` returns on process 0, which alone calls it. If it raises InputError, every process does."""
         said: tuple[T | None, str] = None, ""
         if self.index == 0:
             try:
@@ -61,30 +86,31 @@ class Ranks:
         return answer
 
     def totals(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The sum over the ranks of each number."""
+        """The sum over the processes of each number."""
         return {name: self._talk.allreduce(number) for name, number in sums.items()}
 
     def flag(self) -> "Flag":
-        """One that any rank can raise."""
+        """A flag that any process can raise."""
         return Flag(self._flags)
 
     def leave(self, status: int) -> NoReturn:
-        """End this rank after a failure, by itself where all leave now, else with all others: they may wait for it."""
+        """End this process after a failure, and the others too unless they leave within 2 s: they may wait for it."""
         sys.stdout.flush()
         sys.stderr.flush()
         waiting, until = self._end.Ibarrier(), time.monotonic() + _TOGETHER_SECONDS
         while not waiting.Test():
             if time.monotonic() > until:
                 self._end.Abort(status)
-            time.sleep(0.01)
-        # Not in good order: MPI_Finalize fails while devices still have steps to do.
+            time.sleep(_POLL_SECONDS)
+        # Not sys.exit: MPI_Finalize, in its exit hook, fails while devices still have steps to do.
         os._exit(status)
 
 
 class Flag:
-    """Raised by any rank, it is seen by all at the same call: three calls later, when the news is there already.
+    """A flag that all processes see at the same call, three calls after any has raised it.
 
-    A loop that has two steps in flight has by then seen the end of a step that all ranks began after the call.
+    By then the sum has arrived, so nobody waits for it. A loop with two steps in flight has also seen the end of a step
+    that all processes began after the call.
     """
 
     def __init__(self, communicator: Any):
@@ -92,8 +118,9 @@ class Flag:
         self._under_way: deque[tuple[Any, array[int], array[int]]] = deque()
 
     def seen(self, raised: bool) -> bool:
-        """Whether some rank gave True, three calls ago; all ranks get the same answer."""
+        """Whether any process gave True three calls ago; all get the same answer."""
         own, total = array("i", [raised]), array("i", [0])
+        # Keep both buffers until the request is done: MPI reads and writes them meanwhile.
         self._under_way.append((self._communicator.Iallreduce(own, total), own, total))
         if len(self._under_way) <= _LAG:
             return False
@@ -102,30 +129,6 @@ class Flag:
         return total[0] > 0
 
     def close(self) -> None:
-        """Wait for the calls that have not been answered."""
+        """Wait for the calls that have no answer yet."""
         while self._under_way:
             self._under_way.popleft()[0].Wait()
-
-
-_joined: Ranks | None = None
-
-
-def join(world: Any, environ: Mapping[str, str] = os.environ) -> Ranks:
-    """The ranks of this communicator, from now on those that `leave` asks.
-
-    Raises:
-        InputError: there is one, and nobody has started it as one of a number: on each host it would train alone.
-    """
-    global _joined
-    if world.size == 1 and not any(environ.get(name) for name in _STARTERS):
-        raise InputError(
-            "transport=mpi: neither mpirun nor srun has started this process, which would train alone: start as many as"
-            " there are to be, as in mpirun -n 2 python -m mpi4py train.py ..., or leave transport=xla"
-        )
-    _joined = Ranks(world)
-    return _joined
-
-
-def joined() -> Ranks | None:
-    """The ranks that this process has joined; None without MPI."""
-    return _joined

@@ -1,6 +1,6 @@
-"""How far each rank has come, in a small file that its launcher reads: the only word between the two.
+"""How far each rank has come, in a small file that its launcher reads. They share nothing else.
 
-Times are those of `time.monotonic`, which all processes of a host share.
+Times are on the clock `time.monotonic`, which all processes of a host share.
 """
 
 import contextlib
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROGRESS = "JAXNET_PROGRESS_FILE"
-"""Names the file of a rank; a launcher that restarts sets it."""
+"""The variable that names a rank's file; a launcher that restarts sets it."""
 
 
 class Progress(NamedTuple):
-    """Of one start of a rank.
+    """How far a rank came in one attempt.
 
     Attributes:
-        first: number of the first step that it did.
-        began: when that was done.
-        step: number of the last step that it did.
+        first: the number of the first step that it did.
+        began: when that step was done.
+        step: the number of the last step that it did.
     """
 
     first: int
@@ -29,9 +29,9 @@ class Progress(NamedTuple):
 
 
 def noted(environ: Mapping[str, str]) -> Callable[[int], None]:
-    """A function that takes the number of each step that is done, and writes it where the launcher looks.
+    """A function that takes the number of each finished step and writes it to the launcher's file.
 
-    It costs a few microseconds, and nothing where no launcher looks, or what it named cannot be written.
+    It costs a few microseconds. It does nothing where no launcher has named a file, or the file cannot be written.
     """
     if not (path := environ.get(PROGRESS)):
         return lambda step: None
@@ -45,7 +45,7 @@ class _Writer:
         self._began = ""
 
     def note(self, step: int) -> None:
-        with contextlib.suppress(OSError):  # what a launcher does not learn is no reason to end a run
+        with contextlib.suppress(OSError):  # the run is worth more than its progress file
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 self._began = f"{step} {time.monotonic()!r}"
@@ -53,7 +53,7 @@ class _Writer:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """What a rank has written; None if it has not done a step."""
+    """What a rank has written; None if it has done no step yet."""
     try:
         first, began, step = path.read_text().splitlines()[0].split()
     except (FileNotFoundError, IndexError, ValueError):
@@ -62,7 +62,7 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def furthest(found: list[Progress | None]) -> Progress | None:
-    """That of a job: its first step was done when the last rank had done it."""
+    """The progress of a job from that of its ranks: a first step is done when the last rank has done it."""
     there = [each for each in found if each is not None]
     if not there:
         return None

@@ -1,94 +1,36 @@
 """All processes meet on the coordinator's port before JAX starts, so that nothing fails in silence.
 
-`jax.distributed.initialize` aborts with a core dump, after minutes, when the coordinator cannot be
-reached or a process never comes, and does not say which. Here every other process calls process 0 and
-says its number; process 0 waits for all, then lets all go, or tells all who is missing. The port is
-then free for JAX. The connections also show at which address each host is reached, which is where
-Gloo has to listen (by itself it takes what the host's own name resolves to: 127.0.1.1 on a stock Debian).
+When the coordinator cannot be reached or a process never comes, `jax.distributed.initialize` aborts with a core dump
+after minutes and names nobody. So every other process first calls process 0 and gives its number. Process 0 waits for
+all, then tells all to start, or tells all who is missing. After that the port is free for JAX.
+
+The connections also show at which address each host is reached. Gloo has to listen there; by itself it takes what the
+host's own name resolves to, which is 127.0.1.1 on a stock Debian.
 """
 
-import fcntl
 import json
-import os
 import socket
-import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxnet.cluster.environment import Address, is_loopback, ranks, resolves_to_loopback
+from jaxnet.cluster.addresses import Address, is_loopback, resolves_to_loopback
+from jaxnet.cluster.environment import name_ranks
 from jaxnet.errors import InputError
 
-# ---- Where process 0 listens: on one address of this host, not on every network that the host is joined to
-#
-# Whoever reaches the coordinator's port can join the job, so it is opened towards the other hosts alone.
-
-
-_SIOCGIFADDR = 0x8915
-
-
-def listening_address(coordinator: Address, interface: str | None) -> Address:
-    """The coordinator's address if it is this host's own, else the interface's, else every address of the host.
-
-    The last is for a host that others reach by an address that it does not have (behind a router, in a container)
-    or whose own name leads it to loopback, where no interface is named.
-
-    >>> listening_address(Address("127.0.0.1", 1234), None)
-    Address(host='127.0.0.1', port=1234)
-    """
-    if is_loopback(coordinator.host):
-        return coordinator
-    own = [address for address in _addresses(coordinator.host) if is_own(address) and not is_loopback(address)]
-    if not own and interface is not None:
-        own = [address for address in [interface_address(interface)] if address is not None]
-    return Address(own[0] if len(set(own)) == 1 else "::", coordinator.port)
-
-
-def _addresses(host: str) -> list[str]:
-    try:
-        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []  # a name that others know, and this host does not
-    return [str(entry[4][0]) for entry in entries]
-
-
-def is_own(address: str) -> bool:
-    """Whether this host can listen at `address`.
-
-    >>> is_own("127.0.0.1"), is_own("203.0.113.1")
-    (True, False)
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
-
-
-def interface_address(name: str) -> str | None:
-    """The IPv4 address of a network interface, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
-
-
 _RETRY_SECONDS = 0.2
-_RESOLVE_SECONDS = 30.0  # a new host's name may take a while to appear, as a Kubernetes pod's does
+_RESOLVE_SECONDS = 30.0  # the name of a new host, such as a Kubernetes pod, may take a while to appear
 _HELLO_SECONDS = 5.0
 _SERVICE_SECONDS = 0.02
 _LONGEST_MESSAGE = 65536
 
 
 def meet(coordinator: Address, bind: Address, index: int, count: int, timeout_seconds: float) -> str:
-    """Return when all `count` processes have come; the result is this process's address towards the others.
+    """Wait until all `count` processes have come; return this process's address towards the others.
 
-    Raises InputError, on every process that can still be told, when that takes over `timeout_seconds`.
+    Raises:
+        InputError: they did not come within `timeout_seconds`. Every process that can be reached raises it.
     """
     deadline = time.monotonic() + timeout_seconds
     if index == 0:
@@ -98,7 +40,7 @@ def meet(coordinator: Address, bind: Address, index: int, count: int, timeout_se
 
 @dataclass
 class _Host:
-    """Process 0: listens, collects the others, answers them all at once."""
+    """Process 0: listens, collects the others, then answers all at once."""
 
     coordinator: Address
     bind: Address
@@ -112,7 +54,7 @@ class _Host:
             with _listen(self.bind) as server:
                 while not self._complete():
                     self._admit(server)
-            # The port is closed before anyone may go: from now on it is JAX that answers there.
+            # Close the port before anyone may start: from then on JAX listens there.
             address = self._own_address()
             self._answer({"address": address})
             return address
@@ -127,7 +69,7 @@ class _Host:
         if len(self.guests) < self.count - 1:
             return False
         for index in [index for index, guest in self.guests.items() if _has_hung_up(guest)]:
-            self.guests.pop(index).close()  # it died meanwhile, and may be started again
+            self.guests.pop(index).close()  # it died meanwhile and may start again
         return len(self.guests) == self.count - 1
 
     def _admit(self, server: socket.socket) -> None:
@@ -139,7 +81,7 @@ class _Host:
         hello = _receive(guest, min(_HELLO_SECONDS, max(self.deadline - time.monotonic(), 0.001)))
         index, count = hello.get("index"), hello.get("count")
         if not isinstance(index, int) or not isinstance(count, int):
-            guest.close()  # not one of ours: a port scanner, a health check
+            guest.close()  # a port scanner or a health check
             return
         earlier = self.guests.get(index)
         self.guests[index] = guest
@@ -149,7 +91,7 @@ class _Host:
             raise InputError(f"rank {index} was told of {count} processes, but rank 0 of {self.count}")
 
     def _replace(self, earlier: socket.socket, index: int, caller: str) -> None:
-        """Fine when the earlier caller has hung up: the same rank, started again."""
+        """Accept a second caller for one rank if the first has hung up: then it is the same rank, started again."""
         with earlier:
             if _has_hung_up(earlier):
                 return
@@ -159,7 +101,7 @@ class _Host:
             raise InputError(problem)
 
     def _own_address(self) -> str:
-        """Where the others reached this host; a caller on the same host may have come by loopback."""
+        """Where the others reached this host. Ignore loopback if possible: only callers on this host come that way."""
         reached = [_plain(guest.getsockname()[0]) for guest in self.guests.values()]
         return next((address for address in reached if not is_loopback(address)), reached[0])
 
@@ -167,20 +109,20 @@ class _Host:
         for guest in self.guests.values():
             _send(guest, message)
         for guest in self.guests.values():
-            # The caller hangs up first: it is then its side, not this port, that lingers in TIME_WAIT.
+            # Let the caller hang up first: the side that does so lingers in TIME_WAIT, and JAX needs this port now.
             _has_hung_up(guest, _HELLO_SECONDS)
 
     def _who_is_missing(self) -> str:
         missing = [index for index in range(1, self.count) if index not in self.guests]
         return (
-            f"{ranks(missing)} of {self.count} did not call rank 0 at {self.coordinator} within"
+            f"{name_ranks(missing)} of {self.count} did not call rank 0 at {self.coordinator} within"
             f" {self.timeout_seconds:g} s: see that they run, and that this address is rank 0's host"
         )
 
 
 @dataclass
 class _Guest:
-    """Any other process: calls until process 0 answers."""
+    """Any other process: calls process 0 until it answers."""
 
     coordinator: Address
     index: int
@@ -196,7 +138,7 @@ class _Guest:
                 with socket.create_connection(self.coordinator, timeout=min(left, _HELLO_SECONDS)) as host:
                     own = _plain(host.getsockname()[0])
                     _send(host, {"index": self.index, "count": self.count})
-                    # Process 0 gives up first and then says why; hence the margin.
+                    # Wait a little longer than process 0, which gives up first and then says why.
                     answer = _receive(host, max(self.deadline - time.monotonic(), 0) + _HELLO_SECONDS)
             except OSError as error:
                 problem = error.strerror or str(error)
@@ -225,7 +167,7 @@ class _Guest:
             time.sleep(_RETRY_SECONDS)
 
     def _await_service(self) -> None:
-        """Wait until JAX listens: its client waits a second after a first call that is refused."""
+        """Wait until JAX listens, because its client waits a whole second after a first call that is refused."""
         while time.monotonic() < self.deadline:
             try:
                 socket.create_connection(self.coordinator, timeout=_HELLO_SECONDS).close()
@@ -261,12 +203,12 @@ def _listen(bind: Address) -> socket.socket:
 
 
 def _send(to: socket.socket, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # it has gone; whoever waits for it will say so
+    with suppress(OSError):  # the other end has gone; whoever waits for it reports that
         to.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _receive(source: socket.socket, timeout_seconds: float) -> dict[str, Any]:
-    """One line of JSON within `timeout_seconds`, or {} when that is not what comes."""
+    """One line of JSON within `timeout_seconds`, or {} when something else comes, or nothing."""
     source.settimeout(timeout_seconds)
     try:
         with source.makefile("rb") as lines:
@@ -277,6 +219,7 @@ def _receive(source: socket.socket, timeout_seconds: float) -> dict[str, Any]:
 
 
 def _has_hung_up(peer: socket.socket, timeout_seconds: float = 0.001) -> bool:
+    # A closed connection reads as empty, and an open one on which nothing comes runs into the time limit.
     peer.settimeout(timeout_seconds)
     try:
         return peer.recv(1) == b""
@@ -287,5 +230,5 @@ def _has_hung_up(peer: socket.socket, timeout_seconds: float = 0.001) -> bool:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 caller of a socket that takes both families shows as ::ffff:10.0.0.1."""
+    """The IPv4 address of a caller that a socket for both families shows as ::ffff:10.0.0.1."""
     return address.removeprefix("::ffff:")

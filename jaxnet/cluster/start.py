@@ -1,4 +1,4 @@
-"""Start-up: find this process's place, check it, and only then let JAX join the processes."""
+"""Start a process of a run: find its place, check it, and only then let JAX or MPI join the processes."""
 
 import os
 import sys
@@ -14,163 +14,27 @@ from jax.extend.backend import register_backend_factory
 from jaxlib import _jax
 
 from jaxnet.cluster import coordination, mpi
-from jaxnet.cluster.environment import (
-    COORDINATOR,
-    COUNT,
-    INDEX,
-    INTERFACE,
-    Place,
-    check_interface,
-    find_place,
-    heartbeat_seconds,
-)
-from jaxnet.cluster.rendezvous import listening_address, meet
+from jaxnet.cluster.addresses import check_interface, listening_address
+from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place, heartbeat_seconds
+from jaxnet.cluster.mpi import ControlChannel
+from jaxnet.cluster.rendezvous import meet
 from jaxnet.cluster.tls import check_credentials, credentials_in, initialize_options
 from jaxnet.errors import InputError, one_line
-
-# ---- Proxy variables: gRPC goes by them for JAX's coordinator too, and then JAX aborts after minutes --
-#
-# `http_proxy` and its like are meant for the world outside. With them, `jax.distributed.initialize` asks the proxy for
-# the coordinator, waits until its time is up and ends the process with SIGABRT; for 127.0.0.1 just as for other hosts.
-
-
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # the first that is set is what gRPC goes by
-_EXEMPT = ("no_grpc_proxy", "no_proxy")  # the first that is set says for which names it does not
-
-
-def proxy_between(environ: Mapping[str, str], host: str) -> str | None:
-    """The variable by which gRPC would call `host` through a proxy, or None.
-
-    >>> proxy_between({"https_proxy": "http://proxy:3128"}, "node1")
-    'https_proxy'
-    >>> proxy_between({"https_proxy": "http://proxy:3128", "no_proxy": "localhost,node1"}, "node1")
-    """
-    exempt = [part.strip() for part in _exempt(environ).split(",")]
-    if any(suffix and host.endswith(suffix) for suffix in exempt):
-        return None
-    return next((name for name in _PROXIES if environ.get(name)), None)
-
-
-def go_around(environ: MutableMapping[str, str], host: str) -> None:
-    """Let gRPC, and nothing else, call `host` directly from now on.
-
-    >>> environ = {"https_proxy": "http://proxy:3128", "no_proxy": "localhost"}
-    >>> go_around(environ, "node1")
-    >>> environ["no_grpc_proxy"], environ["no_proxy"]
-    ('localhost,node1', 'localhost')
-    """
-    if proxy_between(environ, host):
-        environ["no_grpc_proxy"] = ",".join(filter(None, (_exempt(environ), host)))
-
-
-def _exempt(environ: Mapping[str, str]) -> str:
-    return next((environ[name] for name in _EXEMPT if environ.get(name)), "")
-
-
-# ---- Where the CPU's collectives listen: an address or an interface of our choice ---------------------
-#
-# Left alone, Gloo listens on the address that the host's own name resolves to. On a stock Debian
-# that is 127.0.1.1, and in containers often one that others cannot reach: remote processes then fail
-# with "connection refused". Gloo takes a host name or an interface, but JAX offers no option for
-# it, so the CPU backend is registered anew, made just as JAX makes it but for that one argument.
-# The two functions used for it are not public in JAX 0.10 to 0.12; this file is the only one that uses them.
-
-
-def listen_on(*, hostname: str | None = None, interface: str | None = None) -> None:
-    """Let CPU collectives of this process listen on an address or interface; call before any device use.
-
-    Does nothing when JAX is set to another implementation than Gloo, such as MPI.
-    """
-    if getattr(jax.config, "jax_cpu_collectives_implementation", "gloo") != "gloo":
-        return
-    if not (hasattr(xla_bridge, "make_cpu_client") and hasattr(_jax, "make_gloo_tcp_collectives")):
-        raise InputError(
-            f"JAX {jax.__version__} offers no way to choose where its CPU collectives listen"
-            f" ({interface or hostname}); use a version from 0.10.2 to 0.12"
-        )
-
-    def make_client() -> Any:
-        collectives = _jax.make_gloo_tcp_collectives(
-            distributed_client=distributed.global_state.client, hostname=hostname, interface=interface
-        )
-        return xla_bridge.make_cpu_client(collectives=collectives)
-
-    register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
-
-
-# ---- A thread for computation beside the one that a collective holds ----------------------------------
-
-
-_VARIABLES = ("PJRT_NPROC", "NPROC")  # either decides; the second is an older name
-
-
-def spare_thread() -> None:
-    """Let XLA:CPU of this process compute while a collective is under way; call before any device use.
-
-    XLA:CPU takes as many threads as the process has cores, and a Gloo collective holds one until all hosts have
-    answered. A process with one core would have none left, and nothing would overlap.
-    """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    if cores == 1 and not any(name in os.environ for name in _VARIABLES):
-        os.environ[_VARIABLES[0]] = "2"
-
-
-# ---- How a process of several ends: together with the others, or at once ------------------------------
-#
-# JAX's exit hook waits up to five minutes for all processes to end. A process that fails alone would
-# wait there for others that in turn wait for it in a collective, and no launcher could see that it failed.
-
-
-_TOGETHER_SECONDS = 2.0
-_AFTER_ANOTHER_SECONDS = 0.5
-
-
-def leave(status: int) -> NoReturn:
-    """End this process with `status`; when that is a failure, without waiting for processes that go on.
-
-    Where all fail together, as with a mistake in the configuration, they still end in good order, so that
-    process 0, which serves the others, does not vanish before they have said what is wrong.
-    """
-    if status != 0 and jax.distributed.is_initialized() and not _all_leave():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    if status != 0 and (ranks := mpi.joined()):
-        ranks.leave(status)
-    sys.exit(status)
-
-
-def leave_on_uncaught_errors() -> None:
-    """From now on, an exception that nothing catches ends this process by `leave`, after its traceback."""
-    show = sys.excepthook
-
-    def show_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        show(kind, error, trace)
-        leave(1)
-
-    sys.excepthook = show_and_leave
-
-
-def _all_leave() -> bool:
-    called = time.monotonic()
-    try:
-        if coordination.wait_for_all("jaxnet/leave", _TOGETHER_SECONDS):
-            return True
-    except jax.errors.JaxRuntimeError:
-        pass  # the service has gone already
-    # An answer at once means that another failed before, and this one by consequence: a launcher, which
-    # names the first that ends, must not see this one end first.
-    time.sleep(max(called + _AFTER_ANOTHER_SECONDS - time.monotonic(), 0))
-    return False
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The processes of this run, as one of them sees them.
 
-    `address` or `interface` is where this process's CPU collectives listen; both are None for a single
-    process, and where JAX found the processes by itself and no interface was named. `ranks` are those of MPI,
-    which then joins the processes in the place of JAX; else None.
+    Attributes:
+        process_index: the number of this one.
+        process_count: how many there are.
+        detected_by: what described them, see `detect`; `mpi` where MPI joins them.
+        coordinator: where process 0 is reached, if known.
+        address: where this process's CPU collectives listen; None for a single process, where `interface` says it,
+            and where JAX found the processes by itself.
+        interface: the network interface on which they listen, if one was named.
+        mpi: the control channel, where MPI joins the processes instead of JAX; else None.
     """
 
     process_index: int = 0
@@ -179,18 +43,20 @@ class Cluster:
     coordinator: str | None = None
     address: str | None = None
     interface: str | None = None
-    ranks: mpi.Ranks | None = None
+    mpi: ControlChannel | None = None
 
 
 _started: Cluster | None = None
 
 
 def start(timeout_seconds: float = 300.0) -> Cluster:
-    """Join the processes that the environment describes; call it before anything uses a device.
+    """Join the processes that the environment describes. Call it before anything uses a device.
 
-    A single process does nothing. With several, it returns when all have come, within `timeout_seconds`;
-    what stands in the way is an InputError of one line, in place of JAX's abort or silence. A second
-    call returns the result of the first.
+    A single process does nothing. With several, it returns when all have come. A second call returns the result of the
+    first.
+
+    Raises:
+        InputError: what stands in the way, in one line, where JAX would abort or hang.
 
     >>> start().process_count
     1
@@ -203,15 +69,17 @@ def start(timeout_seconds: float = 300.0) -> Cluster:
 
 
 def joined() -> Cluster | None:
-    """What `start` has given; None before it and as long as it waits."""
+    """What `start` has returned; None before that."""
     return _started
 
 
 def start_by_mpi(world: Callable[[], Any]) -> Cluster:
-    """Join the ranks of mpirun, without jax.distributed: the devices of each process are all that its JAX knows of.
+    """Join the processes of mpirun without jax.distributed: each process's JAX knows only its own devices.
 
-    `world` gives the communicator of all ranks; it may raise ImportError and RuntimeError, which become InputErrors,
-    as does any variable that would have JAX join the processes.
+    `world` returns the communicator of all processes.
+
+    Raises:
+        InputError: `world` raises ImportError or RuntimeError, or a variable is set that would have JAX join them.
     """
     global _started
     if _started is None:
@@ -222,12 +90,12 @@ def start_by_mpi(world: Callable[[], Any]) -> Cluster:
                     " them: unset it, or leave transport=xla"
                 )
         try:
-            ranks = mpi.join(world())
+            control = mpi.join(world())
         except (ImportError, RuntimeError) as error:
             raise InputError(f"transport=mpi: {error}") from None
         spare_thread()
         leave_on_uncaught_errors()
-        _started = Cluster(ranks.index, ranks.count, "mpi", ranks=ranks)
+        _started = Cluster(control.index, control.count, "mpi", mpi=control)
     return _started
 
 
@@ -272,7 +140,7 @@ def _meet(place: Place, timeout_seconds: float) -> str | None:
 
 
 def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -> None:
-    """Other limits stay JAX's own: 300 s for the last to finish at the end."""
+    """Let JAX join the processes. Limits not given here stay JAX's own, such as 300 s for the last to finish."""
     options = {**options, "heartbeat_timeout_seconds": heartbeat_seconds(os.environ)}
     if place.coordinator is None:
         try:
@@ -292,7 +160,140 @@ def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -
         coordinator_bind_address=str(place.bind),
         initialization_timeout=max(int(timeout_seconds), 1),
         local_device_ids=None if place.local_device is None else [place.local_device],
-        # Under Slurm, JAX still picks this task's own devices; the others say it, or mean all that are visible.
+        # Under Slurm, JAX still picks this task's own device. Elsewhere `local_device` says it, or all are taken.
         cluster_detection_method=None if place.detected_by == "slurm" else "deactivate",
         **options,
     )
+
+
+# ---- Proxies -------------------------------------------------------------------------------------------
+#
+# gRPC obeys `http_proxy` and its like for JAX's coordinator too. `jax.distributed.initialize` then asks the proxy for
+# the coordinator, even on 127.0.0.1, waits until its time is up and ends the process with SIGABRT.
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC obeys the first that is set
+_EXEMPT = ("no_grpc_proxy", "no_proxy")  # the first that is set lists the exceptions
+
+
+def proxy_between(environ: Mapping[str, str], host: str) -> str | None:
+    """The variable by which gRPC would call `host` through a proxy, or None.
+
+    >>> proxy_between({"https_proxy": "http://proxy:3128"}, "node1")
+    'https_proxy'
+    >>> proxy_between({"https_proxy": "http://proxy:3128", "no_proxy": "localhost,node1"}, "node1")
+    """
+    exempt = [part.strip() for part in _exempt(environ).split(",")]
+    if any(suffix and host.endswith(suffix) for suffix in exempt):
+        return None
+    return next((name for name in _PROXIES if environ.get(name)), None)
+
+
+def go_around(environ: MutableMapping[str, str], host: str) -> None:
+    """Let gRPC, and nothing else, call `host` directly from now on.
+
+    >>> environ = {"https_proxy": "http://proxy:3128", "no_proxy": "localhost"}
+    >>> go_around(environ, "node1")
+    >>> environ["no_grpc_proxy"], environ["no_proxy"]
+    ('localhost,node1', 'localhost')
+    """
+    if proxy_between(environ, host):
+        environ["no_grpc_proxy"] = ",".join(filter(None, (_exempt(environ), host)))
+
+
+def _exempt(environ: Mapping[str, str]) -> str:
+    return next((environ[name] for name in _EXEMPT if environ.get(name)), "")
+
+
+# ---- Where Gloo listens --------------------------------------------------------------------------------
+#
+# By default Gloo, which carries collectives of the CPU, listens on the address that the host's own name resolves to.
+# That is 127.0.1.1 on a stock Debian, and in containers often an address that others cannot reach: their connections
+# are refused. Gloo takes a host name or an interface, but JAX has no option for it. So the CPU backend is registered
+# again, made as JAX makes it except for that argument. The functions for it are private in JAX 0.10 to 0.12; only this
+# file uses them.
+
+
+def listen_on(*, hostname: str | None = None, interface: str | None = None) -> None:
+    """Let CPU collectives of this process listen on an address or interface. Call it before any device is used.
+
+    Does nothing if JAX is set to an implementation other than Gloo, such as MPI.
+    """
+    if getattr(jax.config, "jax_cpu_collectives_implementation", "gloo") != "gloo":
+        return
+    if not (hasattr(xla_bridge, "make_cpu_client") and hasattr(_jax, "make_gloo_tcp_collectives")):
+        raise InputError(
+            f"JAX {jax.__version__} offers no way to choose where its CPU collectives listen"
+            f" ({interface or hostname}); use a version from 0.10.2 to 0.12"
+        )
+
+    def make_client() -> Any:
+        collectives = _jax.make_gloo_tcp_collectives(
+            distributed_client=distributed.global_state.client, hostname=hostname, interface=interface
+        )
+        return xla_bridge.make_cpu_client(collectives=collectives)
+
+    register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+# ---- A thread to compute -------------------------------------------------------------------------------
+
+_THREADS = ("PJRT_NPROC", "NPROC")  # XLA obeys either; the second is an older name
+
+
+def spare_thread() -> None:
+    """Let XLA:CPU compute while a collective is under way. Call it before any device is used.
+
+    XLA:CPU starts as many threads as the process has cores, and a Gloo collective holds one of them until all hosts
+    have answered. A process with one core would have no thread left, and nothing would overlap.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    if cores == 1 and not any(name in os.environ for name in _THREADS):
+        os.environ[_THREADS[0]] = "2"
+
+
+# ---- Leaving -------------------------------------------------------------------------------------------
+#
+# JAX's exit hook waits up to five minutes for all processes to end. A process that failed alone would wait there for
+# others that wait for it in a collective, and no launcher could see that it failed.
+
+_TOGETHER_SECONDS = 2.0
+_AFTER_ANOTHER_SECONDS = 0.5
+
+
+def leave(status: int) -> NoReturn:
+    """End this process with `status`. After a failure, do not wait for processes that continue.
+
+    Where all fail together, as with a mistake in the config, they end in good order: process 0, which serves the
+    others, must not vanish before they have said what is wrong.
+    """
+    if status != 0 and jax.distributed.is_initialized() and not _all_leave():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    if status != 0 and (control := mpi.joined()):
+        control.leave(status)
+    sys.exit(status)
+
+
+def leave_on_uncaught_errors() -> None:
+    """From now on, let an uncaught exception end this process by `leave`, after its traceback."""
+    show = sys.excepthook
+
+    def show_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        leave(1)
+
+    sys.excepthook = show_and_leave
+
+
+def _all_leave() -> bool:
+    called = time.monotonic()
+    try:
+        if coordination.wait_for_all("jaxnet/leave", _TOGETHER_SECONDS):
+            return True
+    except jax.errors.JaxRuntimeError:
+        pass  # the service is gone already
+    # An error at once means that another process failed before, and this one because of it. A launcher names the first
+    # that ends, so do not let this one overtake it.
+    time.sleep(max(called + _AFTER_ANOTHER_SECONDS - time.monotonic(), 0))
+    return False

@@ -1,7 +1,7 @@
-"""Mutual TLS between the processes and their coordinator: three files, named by environment variables.
+"""Mutual TLS between the processes and their coordinator, from three files that environment variables name.
 
-JAX closes a process without a word when the files are wrong, so they are tried first: the process shakes hands with
-itself, as both sides.
+JAX ends a process without a reason when the files are wrong. So each process tries them first, by a TLS handshake with
+itself.
 """
 
 import inspect
@@ -18,7 +18,7 @@ CERT, KEY, CA = "JAXNET_TLS_CERT", "JAXNET_TLS_KEY", "JAXNET_TLS_CA"
 
 
 class Credentials(NamedTuple):
-    """PEM files: this process's chain of certificates, its private key, and who is trusted to sign others'."""
+    """PEM files: this process's certificate chain, its private key, and the authority that signs all certificates."""
 
     cert: str
     key: str
@@ -26,10 +26,10 @@ class Credentials(NamedTuple):
 
 
 def credentials_in(environ: Mapping[str, str]) -> Credentials | None:
-    """The files that the environment names; None where it names none.
+    """The files that the environment names; None if it names none.
 
     Raises:
-        InputError: not all three are named, or there is no such file.
+        InputError: it does not name all three, or a file cannot be read.
 
     >>> credentials_in({}) is None
     True
@@ -52,7 +52,7 @@ def credentials_in(environ: Mapping[str, str]) -> Credentials | None:
 
 
 def check_credentials(own: Credentials, called: str | None) -> None:
-    """Refuse files that others would refuse; `called` is the name by which they call this process, if they do."""
+    """Raise InputError for files that the others would refuse; `called` is the name by which they call this process."""
     try:
         server, client = (_context(own, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
     except (ssl.SSLError, ValueError) as error:
@@ -66,7 +66,7 @@ def check_credentials(own: Credentials, called: str | None) -> None:
 
 
 def initialize_options(own: Credentials | None) -> dict[str, str]:
-    """What `jax.distributed.initialize` takes; InputError where this version of JAX has no TLS."""
+    """The arguments for `jax.distributed.initialize`; InputError if this version of JAX has no TLS."""
     if own is None:
         return {}
     if "mtls_cert_file" not in inspect.signature(jax.distributed.initialize).parameters:
@@ -93,7 +93,7 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, called: str | N
         client.wrap_bio(to_client, to_server, server_hostname=called),
         server.wrap_bio(to_server, to_client, server_side=True),
     ]
-    for _ in range(4):  # each side answers the other at most twice
+    for _ in range(4):  # enough: each side answers the other at most twice
         for side in sides:
             try:
                 side.do_handshake()

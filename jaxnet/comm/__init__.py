@@ -1,81 +1,192 @@
-"""How gradients travel. Needs jax alone; usable in any training loop.
+"""How gradients travel: reducers, schedules and strategies that sum a pytree over a mesh of devices.
 
-reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
+Needs only JAX, and works in any training loop; docs/using_comm.md has whole programs. An expression reads from the
+outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("host")), 25 * MiB))`.
+
+    sum one message         all_reduce, ring, halving_doubling, rooted (trees), mpi_all_reduce
+    with fewer bits         cast; compressed and compressed_scattered, with codecs.int8(), codecs.top_k(0.01), ...
+    a sum inside another    scattered(axis, inner), ring(axis, inner), ...; factored (levels in an axis); bracket
+    a pytree as messages    bucketed, grouped, powersgd; in_order, backward_order
+    when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
+    whole strategies        STRATEGIES, named_strategy, Strategy, Averaging
+    what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
+    what was compiled       compiler_options, verify, collectives_in
+    the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device
+    a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along
+    a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
 """
 
-from jaxnet.comm import codecs as codecs
-from jaxnet.comm.bucketed import after as after
-from jaxnet.comm.bucketed import bucketed as bucketed
-from jaxnet.comm.bucketed import during as during
-from jaxnet.comm.bucketed import grouped as grouped
-from jaxnet.comm.bucketed import in_order as in_order
-from jaxnet.comm.buckets import Bucket as Bucket
-from jaxnet.comm.buckets import BucketPlan as BucketPlan
-from jaxnet.comm.buckets import Piece as Piece
-from jaxnet.comm.buckets import plan_buckets as plan_buckets
-from jaxnet.comm.by_name import STRATEGIES as STRATEGIES
-from jaxnet.comm.by_name import named_strategy as named_strategy
-from jaxnet.comm.by_name import settings_of as settings_of
-from jaxnet.comm.by_name import takes_all_reduce as takes_all_reduce
-from jaxnet.comm.codecs import Codec as Codec
-from jaxnet.comm.compressed import cast as cast
-from jaxnet.comm.compressed import compressed as compressed
-from jaxnet.comm.compressed import compressed_scattered as compressed_scattered
-from jaxnet.comm.expression import KiB as KiB
-from jaxnet.comm.expression import MiB as MiB
-from jaxnet.comm.expression import expressed as expressed
-from jaxnet.comm.halves import AllReduce as AllReduce
-from jaxnet.comm.halves import Halves as Halves
-from jaxnet.comm.halves import HalvesPlan as HalvesPlan
-from jaxnet.comm.halves import all_reduce as all_reduce
-from jaxnet.comm.halves import bracket as bracket
-from jaxnet.comm.halves import scattered as scattered
-from jaxnet.comm.halves import xla_halves as xla_halves
-from jaxnet.comm.mesh import AXES as AXES
-from jaxnet.comm.mesh import DEVICE as DEVICE
-from jaxnet.comm.mesh import HOST as HOST
-from jaxnet.comm.mesh import make_mesh as make_mesh
-from jaxnet.comm.mesh import mesh_size as mesh_size
-from jaxnet.comm.mesh import one_per_device as one_per_device
-from jaxnet.comm.mesh import replicated as replicated
-from jaxnet.comm.mesh import split_by_example as split_by_example
-from jaxnet.comm.mpi import mpi_all_reduce as mpi_all_reduce
-from jaxnet.comm.mpi import mpi_world as mpi_world
-from jaxnet.comm.order import backward_order as backward_order
-from jaxnet.comm.order import finish_time as finish_time
-from jaxnet.comm.order import merge_by_cost as merge_by_cost
-from jaxnet.comm.order import merged_by_cost as merged_by_cost
-from jaxnet.comm.order import merged_up_to as merged_up_to
-from jaxnet.comm.powersgd import PowerSGDState as PowerSGDState
-from jaxnet.comm.powersgd import powersgd as powersgd
-from jaxnet.comm.reducer import Collective as Collective
-from jaxnet.comm.reducer import Plan as Plan
-from jaxnet.comm.reducer import Reducer as Reducer
-from jaxnet.comm.reducer import as_gradient_transformation as as_gradient_transformation
-from jaxnet.comm.reducer import wire_bytes_per_axis as wire_bytes_per_axis
-from jaxnet.comm.rings import halving_doubling as halving_doubling
-from jaxnet.comm.rings import halving_doubling_halves as halving_doubling_halves
-from jaxnet.comm.rings import ring as ring
-from jaxnet.comm.rings import ring_halves as ring_halves
-from jaxnet.comm.sharded import Sharded as Sharded
-from jaxnet.comm.sharded import as_reducer as as_reducer
-from jaxnet.comm.sharded import filled as filled
-from jaxnet.comm.sharded import rows_of as rows_of
-from jaxnet.comm.sharded import scatter_after as scatter_after
-from jaxnet.comm.sharded import sharded as sharded
-from jaxnet.comm.sharded import shards_in_order as shards_in_order
-from jaxnet.comm.sharded import stacked_filled as stacked_filled
-from jaxnet.comm.sharded import stacked_shards as stacked_shards
-from jaxnet.comm.sharded import whole_of as whole_of
-from jaxnet.comm.strategy import Averaging as Averaging
-from jaxnet.comm.strategy import BlockFilter as BlockFilter
-from jaxnet.comm.strategy import Strategy as Strategy
-from jaxnet.comm.strategy import scheduled as scheduled
-from jaxnet.comm.topology import Factor as Factor
-from jaxnet.comm.topology import factored as factored
-from jaxnet.comm.trees import best_chunks as best_chunks
-from jaxnet.comm.trees import rooted as rooted
-from jaxnet.comm.trees import rooted_halves as rooted_halves
-from jaxnet.comm.verify import Check as Check
-from jaxnet.comm.verify import compiler_options as compiler_options
-from jaxnet.comm.verify import verify as verify
+from jaxnet.comm import codecs
+from jaxnet.comm.bucketed import after, bucketed, during, grouped, in_order
+from jaxnet.comm.buckets import Bucket, BucketPlan
+from jaxnet.comm.by_name import STRATEGIES, has_bucket_size, named_strategy, settings_of, takes_all_reduce
+from jaxnet.comm.codecs import Codec
+from jaxnet.comm.compressed import cast, compressed, compressed_scattered
+from jaxnet.comm.expression import KiB, MiB, expressed
+from jaxnet.comm.guards import same_along, varying_axes
+from jaxnet.comm.halves import AllReduce, Halves, HalvesPlan, all_reduce, bracket, scattered, xla_halves
+from jaxnet.comm.hlo import FoundCollective, collectives_in
+from jaxnet.comm.mesh import (
+    AXES,
+    DEVICE,
+    HOST,
+    make_mesh,
+    mesh_size,
+    one_per_device,
+    replicated,
+    split_by_example,
+)
+from jaxnet.comm.mpi import mpi_all_reduce, mpi_world
+from jaxnet.comm.order import Grouping, backward_order, merged_by_cost, merged_up_to
+from jaxnet.comm.pieces import (
+    PIECE,
+    SUM,
+    UPDATE,
+    HasText,
+    Launch,
+    LoweredLaunch,
+    Message,
+    Messages,
+    local_shards,
+    lower_here,
+    lower_launch,
+    messages_of,
+    replicated_arrays,
+)
+from jaxnet.comm.powersgd import powersgd
+from jaxnet.comm.reducer import (
+    BOUND_AXES,
+    AxisSizes,
+    Collective,
+    CollectiveKind,
+    Plan,
+    ReduceFn,
+    Reducer,
+    as_gradient_transformation,
+    axes_size,
+    stateless,
+    wire_bytes_per_axis,
+)
+from jaxnet.comm.rings import halving_doubling, halving_doubling_halves, ring, ring_halves
+from jaxnet.comm.sharded import (
+    Sharded,
+    as_reducer,
+    rows_of,
+    scatter_after,
+    sharded,
+    shards_in_order,
+    stacked_filled,
+    stacked_shards,
+    whole_of,
+)
+from jaxnet.comm.strategy import Averaging, BlockFilter, Strategy, scheduled
+from jaxnet.comm.topology import Factor, factored
+from jaxnet.comm.trees import best_chunks, rooted, rooted_halves
+from jaxnet.comm.verify import Check, compiler_options, verify
+
+__all__ = [  # noqa: RUF022 - in the order of the docstring
+    # Sums of one message
+    "all_reduce",
+    "ring",
+    "halving_doubling",
+    "rooted",
+    "best_chunks",
+    "cast",
+    "compressed",
+    "compressed_scattered",
+    "codecs",
+    "Codec",
+    "AllReduce",
+    "mpi_all_reduce",
+    "mpi_world",
+    # Brackets
+    "scattered",
+    "factored",
+    "Factor",
+    "bracket",
+    "Halves",
+    "HalvesPlan",
+    "xla_halves",
+    "ring_halves",
+    "halving_doubling_halves",
+    "rooted_halves",
+    # Pytrees as messages
+    "bucketed",
+    "grouped",
+    "Grouping",
+    "merged_up_to",
+    "merged_by_cost",
+    "in_order",
+    "backward_order",
+    "powersgd",
+    "KiB",
+    "MiB",
+    # Schedules
+    "during",
+    "after",
+    "sharded",
+    "Sharded",
+    "scatter_after",
+    "shards_in_order",
+    "stacked_shards",
+    "as_reducer",
+    "rows_of",
+    "whole_of",
+    "stacked_filled",
+    # Strategies
+    "STRATEGIES",
+    "Strategy",
+    "Averaging",
+    "BlockFilter",
+    "named_strategy",
+    "settings_of",
+    "has_bucket_size",
+    "takes_all_reduce",
+    "scheduled",
+    # Plans, and programs compared with them
+    "Plan",
+    "Collective",
+    "CollectiveKind",
+    "Bucket",
+    "BucketPlan",
+    "wire_bytes_per_axis",
+    "compiler_options",
+    "verify",
+    "Check",
+    "collectives_in",
+    "FoundCollective",
+    # The mesh
+    "AXES",
+    "HOST",
+    "DEVICE",
+    "make_mesh",
+    "mesh_size",
+    "replicated",
+    "split_by_example",
+    "one_per_device",
+    # A reducer, and a loop, of your own
+    "Reducer",
+    "ReduceFn",
+    "stateless",
+    "expressed",
+    "AxisSizes",
+    "BOUND_AXES",
+    "axes_size",
+    "varying_axes",
+    "same_along",
+    "as_gradient_transformation",
+    # A step as several programs
+    "Message",
+    "Messages",
+    "messages_of",
+    "Launch",
+    "LoweredLaunch",
+    "lower_launch",
+    "lower_here",
+    "local_shards",
+    "replicated_arrays",
+    "HasText",
+    "PIECE",
+    "SUM",
+    "UPDATE",
+]

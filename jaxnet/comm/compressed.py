@@ -1,7 +1,19 @@
-"""Bucket reducers that send what a codec makes of a message, and add up what comes out of it in float32.
+"""Bucket reducers that send fewer bits: encoded messages, decoded and added in float32; or a sum in a narrow type.
 
-A sum taken in the narrow type would round after the residual was noted; so the reducer owns the combine:
-exchange encoded messages, decode, add. Every device adds the same bits in the same order (law L3).
+`compressed` and `compressed_scattered` own the whole combine: exchange encoded messages, decode, add. If XLA added in
+the narrow type, the sum would round after the residual was computed, and no device would send that error later. Every
+device adds the same bits in the same order (law L3).
+
+Two devices, `codecs.two_bit(threshold=1)`, two steps with feedback; what is not sent is added to the next message:
+
+    step            device 0        device 1        sum
+    1   message     [0.7, 2.0]      [0.5, -1.5]
+        sent        [0.0, 1.0]      [0.0, -1.0]     [0.0, 0.0]
+        residual    [0.7, 1.0]      [0.5, -0.5]
+    2   message     [0.7, 0.0]      [0.5, 0.0]
+        with it     [1.4, 1.0]      [1.0, -0.5]
+        sent        [1.0, 1.0]      [1.0, 0.0]      [2.0, 1.0]
+        residual    [0.4, 0.0]      [0.0, -0.5]
 """
 
 import math
@@ -14,20 +26,32 @@ from jax import lax
 from jaxnet.comm.codecs import Codec, one_message
 from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_array, require_floats, require_varying, same_along
-from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size
+from jaxnet.comm.reducer import (
+    BOUND_AXES,
+    FIRST_STATE,
+    AxisSizes,
+    Collective,
+    CollectiveKind,
+    Plan,
+    PyTree,
+    Reducer,
+    axes_size,
+)
 from jaxnet.comm.sharded import rows_of, shard_size, whole_of
+
+# ---- Encoded messages ----
 
 
 @expressed
 def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
-    """Sum over `axes` what `codec` leaves of each device's message: all-gather, decode all, add in float32.
+    """Sum over `axes` what `codec` keeps of each device's message: all-gather, decode all, add in float32.
 
     With `feedback` each device keeps what was not sent and adds it to its next message (Seide et al., 2014;
-    Karimireddy et al., 2019). Law: the results so far plus the residuals of all devices are the sum of all
+    Karimireddy et al., 2019). Law (L7): the results so far plus the residuals of all devices are the sum of all
     messages so far, up to the rounding of float32. The state is one float32 array as long as the message.
 
-    Each of n devices sends `(n-1) S` for an encoded message of S bytes: right for few devices; from three on
-    `compressed_scattered` sends less. One device alone sends nothing, gets its own message, exactly, and has
+    Each of n devices sends `(n-1) S` for an encoded message of S bytes: right for two devices; from three on
+    `compressed_scattered` sends less. One device alone sends nothing, gets its own message exactly, and has
     no residual.
 
     >>> from jaxnet.comm import codecs
@@ -60,9 +84,9 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
 
 @expressed
 def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = None, feedback: bool = True) -> Reducer:
-    """Sum over `axes` in two exchanges: encoded parts to their owners, encoded sums of the parts to all.
+    """Sum over `axes` in two exchanges: encoded shards to their owners, encoded sums of the shards to all.
 
-    Each of n devices owns one nth of the message: it decodes what the others send for it, adds in float32 and
+    Each of n devices owns one shard of the message: it decodes what the others send for it, adds in float32 and
     encodes the sum again. Bytes sent by each: `2 (n-1)/n S` for an encoded message of S bytes, whatever n.
 
     With `feedback` there are two residuals: what a device did not send of its message, and what an owner did
@@ -72,8 +96,8 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
     Args:
         axes: mesh axes.
         codec: of the messages.
-        sum_codec: of the sums, by default the same. `two_bit` must not be: a sum of n steps of one threshold is
-            up to n thresholds, and one a step is all that would leave (MXNet's servers answer uncompressed).
+        sum_codec: of the sums, by default the same. Do not use `two_bit` here: a sum of n messages is up to n
+            thresholds, of which it would send one a step (MXNet's servers answer uncompressed).
         feedback: whether to keep residuals.
     """
     wire, sum_wire = one_message(codec), one_message(sum_codec or codec)
@@ -81,34 +105,37 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
     def init_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> PyTree:
         if not feedback or not _exchanged(spec, axes, axis_sizes):
             return (), ()
-        return jnp.zeros(spec.shape, jnp.float32), jnp.zeros(_part(spec, axes, axis_sizes), jnp.float32)
+        return jnp.zeros(spec.shape, jnp.float32), jnp.zeros(_shard_length(spec, axes, axis_sizes), jnp.float32)
 
     def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         require_varying(message, axes, "the message")
         require_floats(message)
         if not _exchanged(message, axes, BOUND_AXES):
             return same_along(message, axes), state
-        count, part = axes_size(axes, BOUND_AXES), _part(message, axes, BOUND_AXES)
-        [sent], unsent = _encode(_by_parts(wire, count), message.astype(jnp.float32), state[0])
+        count, length = axes_size(axes, BOUND_AXES), _shard_length(message, axes, BOUND_AXES)
+        # 1. Each shard, encoded, to its owner.
+        [sent], unsent = _encode(_by_shard(wire, count), message.astype(jnp.float32), state[0])
         received = lax.all_to_all(sent, _long(axes), 0, 0, tiled=True)
-        total = _sum_decoded(received, lambda row: wire.decode((row,), part))
+        # 2. The owner decodes, adds in float32, and encodes the sum.
+        total = _sum_decoded(received, lambda row: wire.decode((row,), length))
         [sent], unsent_sum = _encode(sum_wire, total, state[1])
+        # 3. All sums to all devices.
         received = lax.all_gather(sent, _long(axes), to="invarying")
-        sums = _by_parts(sum_wire, count).decode((received,), message.size)
+        sums = _by_shard(sum_wire, count).decode((received,), message.size)
         return same_along(sums.astype(message.dtype), axes), (unsent, unsent_sum)
 
     def plan_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> Plan:
         require_array(spec, "the message")
-        part = _part(spec, axes, axis_sizes)
-        there = _exchange("all-to-all", axes, wire, spec, part, axis_sizes)
-        back = _exchange("all-gather", axes, sum_wire, spec, part, axis_sizes)
+        length = _shard_length(spec, axes, axis_sizes)
+        there = _exchange("all-to-all", axes, wire, spec, length, axis_sizes)
+        back = _exchange("all-gather", axes, sum_wire, spec, length, axis_sizes)
         return Plan(there + back)
 
     return Reducer(init_fn, reduce_fn, plan_fn)
 
 
 def _encode(codec: Codec, message: jax.Array, residual: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:
-    """What to send, and the residual that it leaves; a residual of () is none, and stays so."""
+    """What to send, and the residual that it leaves; a residual of () means no feedback, and stays ()."""
     feedback = not isinstance(residual, tuple)
     if feedback:
         if residual.shape != message.shape:
@@ -117,13 +144,13 @@ def _encode(codec: Codec, message: jax.Array, residual: PyTree) -> tuple[tuple[j
                 f"another plan. {FIRST_STATE}"
             )
         message = message + residual
-    # XLA may take a narrowing and the widening after it for nothing: then the residual would be 0.
+    # The barrier keeps XLA from removing a narrowing and the widening after it: the residual would be 0.
     arrays = lax.optimization_barrier(codec.encode(message))
     return arrays, message - codec.decode(arrays, message.size) if feedback else residual
 
 
-def _by_parts(codec: Codec, count: int) -> Codec:
-    """`codec` on each of `count` parts of a message: arrays [count, ...]."""
+def _by_shard(codec: Codec, count: int) -> Codec:
+    """`codec` on each of `count` shards of a message: arrays [count, ...]."""
 
     def encode(message: jax.Array) -> tuple[jax.Array, ...]:
         return jax.vmap(codec.encode)(rows_of(message, count))
@@ -136,37 +163,37 @@ def _by_parts(codec: Codec, count: int) -> Codec:
 
 
 def _sum_decoded(rows: jax.Array, decode: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Sum of the decoded rows, from the first to the last; a loop, so that they are never all decoded at once."""
+    """Sum of the decoded rows, from the first to the last. A loop holds one decoded row at a time in memory."""
     return lax.fori_loop(1, rows.shape[0], lambda i, total: total + decode(rows[i]), decode(rows[0]))
 
 
-def _part(message: jax.ShapeDtypeStruct | jax.Array, axes: tuple[str, ...], axis_sizes: AxisSizes) -> int:
-    """Elements of the part that one device owns; the last parts may be padding."""
+def _shard_length(message: jax.ShapeDtypeStruct | jax.Array, axes: tuple[str, ...], axis_sizes: AxisSizes) -> int:
+    """Elements of the shard that one device owns; the last shards may end in padding."""
     return shard_size(math.prod(message.shape), axes_size(axes, axis_sizes))
 
 
 def _exchanged(message: jax.ShapeDtypeStruct | jax.Array, axes: tuple[str, ...], axis_sizes: AxisSizes) -> bool:
-    """Whether anything travels: there is something to send, and another to send it to (law L4)."""
+    """Whether anything travels: the message has elements, and there are several devices (law L4)."""
     return math.prod(message.shape) > 0 and axes_size(axes, axis_sizes) > 1
 
 
 def _long(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those with more than one device: an axis of one may be bound by vmap, which exchanges over one axis only."""
+    """Those with more than one device: vmap may bind an axis of one, and exchanges over one axis only."""
     return tuple(axis for axis in axes if lax.axis_size(axis) > 1)
 
 
 def _exchange(
-    kind: Kind,
+    kind: CollectiveKind,
     axes: tuple[str, ...],
     wire: Codec,
     message: jax.ShapeDtypeStruct,
-    part: int,
+    elements: int,
     axis_sizes: AxisSizes,
 ) -> tuple[Collective, ...]:
-    """The collective that carries `part` elements, encoded, for every device; none where nothing travels."""
+    """The collective that carries so many elements, encoded, for every device; none where nothing travels."""
     if not _exchanged(message, axes, axis_sizes):
         return ()
-    [sent] = wire.spec(jax.ShapeDtypeStruct((part,), jnp.float32))
+    [sent] = wire.spec(jax.ShapeDtypeStruct((elements,), jnp.float32))
     size = axes_size(axes, axis_sizes)
     return (Collective(kind, axes, size, size * math.prod(sent.shape), sent.dtype.name),)
 
@@ -176,12 +203,12 @@ def _exchange(
 
 @expressed
 def cast(dtype: str, inner: Reducer) -> Reducer:
-    """Send as `dtype` whatever `inner` sends, and sum in it; the result has the message's own dtype.
+    """Cast the message to `dtype`, sum it with `inner`, cast the sum back.
 
     Half the bytes for float16 and bfloat16 (Horovod's fp16 compression, PyTorch's `fp16_compress_hook`). The sum
     is taken in the narrow type too, so it loses bits at every addition and float16 overflows at 65504.
-    XLA:CPU sends bfloat16 as float32; the check of the compiled program reports it. Integers and complex numbers
-    travel as they are, and where `inner` sends nothing, nothing is rounded. ValueError if `dtype` has no fractions.
+    XLA:CPU sends bfloat16 as float32; `verify` reports it. Integers and complex numbers travel as they are, and
+    where `inner` sends nothing, nothing is rounded. ValueError if `dtype` is not a floating-point type.
     """
     narrow = jnp.dtype(dtype).name
     if not jnp.issubdtype(narrow, jnp.floating):

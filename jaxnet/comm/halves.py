@@ -19,7 +19,17 @@ from jax import lax
 
 from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.guards import require_array, require_divides, require_varying, same_along
-from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Collective, Kind, Plan, PyTree, Reducer, axes_size, stateless
+from jaxnet.comm.reducer import (
+    BOUND_AXES,
+    AxisSizes,
+    Collective,
+    CollectiveKind,
+    Plan,
+    PyTree,
+    Reducer,
+    axes_size,
+    stateless,
+)
 from jaxnet.comm.topology import (
     Axis,
     Factor,
@@ -197,7 +207,7 @@ def xla_halves(*axes: Axis) -> Halves:
         size = math.prod(digit_of(axis, axis_sizes).size for axis in axes)
         require_divides(spec, _call("scattered", axes), size, "the size of the axis")
 
-        def half(kind: Kind) -> tuple[Collective, ...]:
+        def half(kind: CollectiveKind) -> tuple[Collective, ...]:
             names, dtype = tuple(mesh_axis(axis) for axis in axes), jnp.dtype(spec.dtype).name
             whole = Collective(kind, names, size, spec.shape[0], dtype, _groups(axes, axis_sizes) or ())
             return (whole,) if size > 1 else ()

@@ -1,4 +1,4 @@
-"""Reading the collectives out of an optimized HLO text."""
+"""Read the collectives of a compiled program from its optimized HLO text."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# ---- Which devices take part together in a collective: as a compiled program writes it, and as a mesh has it
+# ---- Groups of devices ----
 
 
 Groups = frozenset[frozenset[int]]
@@ -95,6 +95,9 @@ def _rows(axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> np.ndarray:
     return ids.transpose(kept + spanned).reshape(-1, width)
 
 
+# ---- Collectives ----
+
+
 _DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
     "s64": "int64", "s32": "int32", "s16": "int16", "s8": "int8",
@@ -143,14 +146,14 @@ class FoundCollective:
 def collectives_in(hlo: str, *, every_device: bool = False) -> list[FoundCollective]:
     """The collectives of a compiled program (`jax.jit(f).lower(...).compile().as_text()`), in schedule order.
 
-    Sizes count the whole message, as `Collective.elements` does. Collectives over groups of one device
-    move nothing and are left out. Those in a loop, or in a branch of a conditional, count once each, as in a plan. Of
-    several programs, one text behind the other, what one computes counts for the next.
+    Sizes are those of the whole message, as `Collective.elements` counts. Collectives over groups of one device
+    move nothing and are left out. Those in a loop, or in a branch of a conditional, count once each, as in a plan.
+    The text may hold several programs, one after the other; `compute_before` then counts across them.
 
     Args:
         hlo: the text.
-        every_device: give the MPI calls of all devices of this process. Each makes its own, in a branch of a
-            conditional over devices; otherwise those of the first stand for all.
+        every_device: give the MPI calls of all devices of this process. Each device makes its own, in a branch of a
+            conditional over devices; by default the first device's stand for all.
     """
     found: list[FoundCollective] = []
     others: set[int] = set()
@@ -159,7 +162,7 @@ def collectives_in(hlo: str, *, every_device: bool = False) -> list[FoundCollect
     )  # MPI calls of a computation, those in what it calls included
     compute, before, heavy, computation = 0, 0, set[str](), ""
     for line in hlo.splitlines():
-        # Computations stand before those that call them, the entry last.
+        # A computation is printed before those that call it, the entry last.
         if line.startswith("HloModule"):
             before = compute
             heavy.clear()
@@ -196,7 +199,7 @@ def _called(line: str) -> list[str]:
 
 
 def _alike(branches: Sequence[Sequence[FoundCollective]]) -> bool:
-    """Whether branches make the same MPI calls, as those of devices do, each with communicators of its own."""
+    """Whether all branches make the same MPI calls: those of a switch over devices do."""
     made = [[(call.kind, call.arrays) for call in branch] for branch in branches]
     return len(made) > 1 and bool(made[0]) and all(calls == made[0] for calls in made)
 
@@ -232,12 +235,12 @@ def _arrays(shape: str, kind: str, *, started: bool, size: int) -> tuple[tuple[s
         for dtype, dims in _ARRAY.findall(shape)
     ]
     if started and kind == "collective-permute" and arrays[2:] and set(arrays[2:]) == {("uint32", 1)}:
-        arrays = arrays[:2]  # what the GPU's backend keeps of it stands behind the operand and the result
+        arrays = arrays[:2]  # the GPU's backend adds state of its own behind the operand and the result
     if started and kind != "all-reduce":
         # An asynchronous start yields its operands, then its results (all-reduce only the results).
         arrays = arrays[len(arrays) // 2 :]
     if kind == "all-to-all" and len(arrays) == size:
-        # One operand for each receiver, where the backend has no all-to-all of one array.
+        # A backend without an all-to-all of one array gives each receiver an operand of its own.
         arrays = [(arrays[0][0], sum(elements for _, elements in arrays))]
     if kind == "reduce-scatter":
         arrays = [(dtype, elements * size) for dtype, elements in arrays]

@@ -1,4 +1,7 @@
-"""The mesh is always ('host', 'device'); either size may be 1."""
+"""The mesh of devices, ('host', 'device'), and how arrays lie on it.
+
+Either size may be 1, so one host and one device run the same code.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +16,12 @@ AXES = (HOST, DEVICE)
 
 
 def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Devices as a mesh of `hosts` rows; neighbours in a row share the fast links.
+    """Devices as a mesh of `hosts` rows; devices of a row share the fast links.
 
     Args:
-        hosts: number of rows. Default: the groups that the hardware has, slices (NVLink domains, TPU slices)
-            if there are several, else processes. A larger number splits, a smaller one merges, neighbours:
-            8 devices of one process can stand for 2 hosts of 4.
+        hosts: number of rows. Default: one for each slice (NVLink domain, TPU slice) if there are several, else one
+            for each process. A larger number splits these groups, a smaller one merges neighbours: 8 devices of one
+            process can stand for 2 hosts of 4.
         devices: default all of `jax.devices()`.
 
     Raises:
@@ -36,9 +39,9 @@ def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = N
     shape = (hosts, len(devices) // hosts)
     grid = np.array(devices).reshape(shape)
     if devices[0].platform == "tpu" and hosts == groups:
-        # On a torus neighbours by number are not neighbours by wire.
+        # On a torus, neighbours by number are not neighbours by wire.
         grid = _by_wire(shape, devices)
-    # jax.make_mesh would make Explicit axes, and refuses several NVLink domains.
+    # Not jax.make_mesh: it makes Explicit axes, and refuses several NVLink domains.
     return Mesh(grid, AXES)
 
 
@@ -69,10 +72,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def split_by_example(mesh: Mesh) -> NamedSharding:
-    """The leading dim is cut over all devices, host by host: batches."""
+    """The leading dim is split over all devices, host by host: batches."""
     return NamedSharding(mesh, PartitionSpec(AXES))
 
 
 def one_per_device(mesh: Mesh) -> NamedSharding:
-    """Leading dims [hosts, devices]: state that belongs to a device, such as a compressor's residual."""
+    """Leading dims [hosts, devices]: state of each device, such as a compressor's residual."""
     return NamedSharding(mesh, PartitionSpec(HOST, DEVICE))

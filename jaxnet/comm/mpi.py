@@ -1,10 +1,10 @@
-"""The sum across hosts by MPI, as in S-Caffe, Intel Caffe and CNTK: the ranks of mpirun take the host axis's place.
+"""Sum across hosts by MPI, as S-Caffe, Intel Caffe and CNTK do: the ranks of mpirun are the host axis.
 
-Each process has a mesh of its own, `make_mesh(1)`, and strategies nest as ever:
+Each process has a mesh of its own, `make_mesh(1)`, and reducers nest as usual:
 
     bucketed(scattered("device", mpi_all_reduce()), 25 * MiB)
 
-It is called as `all_reduce` is, so a named strategy takes it in that one's place: `flat(all_reduce=mpi_all_reduce)`.
+It takes the arguments of `all_reduce`, so a named strategy can use it instead: `flat(all_reduce=mpi_all_reduce)`.
 """
 
 import importlib
@@ -27,16 +27,16 @@ from jaxnet.comm.reducer import AxisSizes, Collective, Plan, Reducer, axis_size,
 from jaxnet.comm.topology import Permutation, inverse, rotation
 from jaxnet.comm.trees import binomial, permutation_of
 
-# ---- The ranks that mpirun started, as devices of one program see them; mpi4jax is imported here and nowhere else
+# ---- Ranks ----
 #
-# mpi4jax orders its calls by a token that each takes from the one before, so all ranks issue them in the order in
-# which they were traced. Devices of one process run on threads of their own, and their calls interleave as they
-# like: each device has a communicator of its own, and its own chain of tokens.
+# Only this module imports mpi4jax. It orders its calls by tokens, each from the call before, so all ranks issue them in
+# the order in which they were traced. The devices of one process run on threads of their own, whose calls interleave in
+# any order: so each device has a communicator of its own, and a chain of tokens of its own.
 
 
-# Set by launchers that start several processes, MPI's own and others.
+# The number of processes, as launchers set it: MPI's own and others.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "JAX_NUM_PROCESSES")
-# Types that MPI has no name for travel as the bits they are.
+# Types that MPI does not know travel as their bits.
 _CARRIERS = {"float16": "uint16", "bfloat16": "uint16"}
 
 
@@ -57,9 +57,9 @@ class Communicators:
         self.size: int = self._communicator.size
 
     def on_each_device(self, work: Callable[["OneDevice", jax.Array], jax.Array], value: jax.Array) -> jax.Array:
-        """`work` on this device's value and its own communicator; the result varies over the axes that `value` does.
+        """Run `work` on this device's value and communicator; the result varies over the axes that `value` does.
 
-        The first call makes the communicators, in which all ranks take part.
+        The first call makes the communicators; all ranks must make it.
         """
         axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
         devices = lax.axis_size(axes)
@@ -90,7 +90,7 @@ class Communicators:
         return total
 
     def exchange(self, communicator: Any, value: jax.Array, to: int | None, source: int | None) -> jax.Array:
-        """MPI_Sendrecv: send to one rank while receiving from another; None is nobody."""
+        """MPI_Sendrecv: send to one rank while receiving from another; None is no rank."""
         nobody = self._mpi.PROC_NULL
         received: jax.Array = self._mpi4jax.sendrecv(
             value, value, nobody if source is None else source, nobody if to is None else to, comm=communicator
@@ -99,7 +99,7 @@ class Communicators:
 
 
 class OneDevice:
-    """What one device can do with the devices at its place in the other ranks."""
+    """A device's view of the devices at its place in the other ranks."""
 
     def __init__(self, ranks: Communicators, communicator: Any):
         self.rank, self.size = ranks.rank, ranks.size
@@ -142,7 +142,7 @@ def load() -> tuple[ModuleType, Any]:
     """
     try:
         with warnings.catch_warnings():
-            # It warns of any JAX newer than itself; the tests tell whether the pair works.
+            # mpi4jax warns of any JAX newer than itself; our tests show whether the pair works.
             warnings.filterwarnings("ignore", message=r"\s*The latest supported JAX version", category=UserWarning)
             return importlib.import_module("mpi4jax"), importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
@@ -172,7 +172,7 @@ def mpi_world() -> Any:
 
 
 def refuse_other_launchers(environ: Mapping[str, str]) -> None:
-    """Raise where MPI sees one rank and a launcher speaks of several: each would train alone, in silence."""
+    """Raise RuntimeError if MPI has one rank and a launcher started several: each would train alone, in silence."""
     for name in _COUNTS:
         if environ.get(name, "1") not in ("", "1"):
             raise RuntimeError(
@@ -185,7 +185,7 @@ def _allow_several_devices() -> None:
     """Let JAX carry mpi4jax's token once for each device.
 
     By default JAX refuses an ordered effect in a program of several devices, since it promises no order *between*
-    devices. None is needed here: each device has its own communicator. The set has no public name.
+    devices. None is needed here: each device has its own communicator. JAX has no public name for this setting.
     """
     from jax._src.effects import shardable_ordered_effects
 
@@ -194,11 +194,14 @@ def _allow_several_devices() -> None:
 
 
 def _typed_as(value: jax.Array, result: jax.Array) -> jax.Array:
-    """`result` with `value`'s type: mpi4jax's results seem the same on all devices, those of a switch on none."""
+    """`result` with `value`'s type: JAX types mpi4jax's results as the same on all devices, a switch's on none."""
     wanted, has = varying_axes(value), varying_axes(result)
     if lacking := tuple(sorted(wanted - has)):
         result = lax.pcast(result, lacking, to="varying")
     return same_along(result, has - wanted)
+
+
+# ---- The reducer ----
 
 
 Algorithm = Literal["library", "tree", "ring"]
@@ -216,11 +219,11 @@ def mpi_all_reduce(
     """Sum over the ranks of mpirun, which stand for the hosts, and over further axes inside each process.
 
     Law: on n ranks it equals `all_reduce(*axes)` on a mesh with n hosts. A device sums with the devices at its own
-    place in the other processes, after a reduce-scatter over the further axes, which an all-gather ends.
+    place in the other processes, between a reduce-scatter and an all-gather over the further axes.
 
     Args:
-        axes: first the mesh axis whose place the ranks take, of size 1 in the mesh of each process; none: the hosts.
-        algorithm: 'library': MPI_Allreduce as the library sees fit, `log2(n)` rounds for small messages.
+        axes: first the mesh axis that the ranks replace, of size 1 in the mesh of each process; none: the hosts.
+        algorithm: 'library': MPI_Allreduce, whose algorithm the library chooses; `log2(n)` rounds for small messages.
             'tree': a binomial reduction to rank 0 and the same way back (S-Caffe's binomial reduce and broadcast):
             `2 ceil(log2 n) (alpha + S beta)`. 'ring': reduce-scatter and all-gather around a ring,
             `2 (n-1) alpha + 2 (n-1)/n S beta`. None: by the size of the message, see docs/design/mpi_algorithms.md.
@@ -241,7 +244,6 @@ def mpi_all_reduce(
 
 
 def _over_ranks(axis: str, algorithm: Algorithm | None, ranks: Communicators) -> Reducer:
-
     def reduce(message: jax.Array) -> jax.Array:
         require_varying(message, (axis,), "the message")
         _check(message, axis, lax.axis_size(axis), ranks.size)
@@ -349,7 +351,7 @@ def _tree_rounds(ranks: int) -> list[Permutation]:
 def _check(message: jax.ShapeDtypeStruct | jax.Array, axis: str, size: int, ranks: int) -> None:
     if size != 1:
         raise ValueError(
-            f"mpi_all_reduce takes the place of mesh axis {axis!r}, which must have size 1 in each process, and it has"
+            f"mpi_all_reduce replaces mesh axis {axis!r}, which must have size 1 in each process, and it has"
             f" {size}: make the mesh with make_mesh(1), of this process's own devices"
         )
     require_divides(message, "mpi_all_reduce", ranks, "the number of ranks")

@@ -1,4 +1,8 @@
-"""PowerSGD: matrices travel as the two factors of an approximation of low rank."""
+"""PowerSGD: a matrix travels as the two factors of an approximation of low rank.
+
+A gradient matrix of [rows, columns] has `rows * columns` elements, its factors of rank r `r * (rows + columns)`. With
+1024 x 1024 and rank 2, a 256th.
+"""
 
 import math
 from typing import NamedTuple
@@ -12,15 +16,15 @@ from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_varying, varying_axes
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size
 
-_SAVING = 2  # a leaf is sent as factors if they have at most 1/2 of its elements, as in PyTorch's hook
+_SAVING = 2  # a leaf travels as factors if they have at most 1/2 of its elements, as in PyTorch's hook
 
 
 class PowerSGDState(NamedTuple):
     """What one device keeps between steps.
 
     Attributes:
-        residuals: for each matrix, [rows, columns] what this device's share of the sums left out.
-        guesses: for each matrix, [columns, rank] the right factor of the last step, the same on all devices.
+        residuals: for each matrix, [rows, columns], what the result left out, this device's share of it.
+        guesses: for each matrix, [columns, rank], the right factor of the last step, the same on all devices.
         left: state of the reducer of the left factors.
         right: state of the reducer of the right factors.
         rest: state of the reducer of all other leaves.
@@ -39,7 +43,7 @@ def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
 
     A leaf with two or more dims is a matrix M of `[prod(all dims but the last), last]`: a convolution's kernel
     [height, width, in, out] has a row for each weight of an output channel. With Q from the step before:
-    `P = orthonormal(sum M Q)`, `Q = sum M' P`, result `P Q'`. Sums are taken by `factors`: all Ps travel as one
+    `P = orthonormal(sum M Q)`, `Q = sum M' P`, result `P Q'`. `factors` takes the sums: all Ps travel as one
     message, then all Qs as another, `4 rank (rows + columns)` bytes a matrix instead of `4 rows columns`. A
     leaf for which that saves less than half goes through `inner`.
 
@@ -47,7 +51,7 @@ def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
     residuals of all devices are the sum of all gradients so far. The factors of a sum are the sum of the
     factors, so `factors=scattered("device", all_reduce("host"))` gives the same result with fewer bytes across
     hosts. With one device nothing is approximated. A gradient that is not finite makes its matrix's result,
-    residual and guess NaN: a loop that skips such a step must keep the state from before it too.
+    residual and guess NaN: a loop that skips such a step must also keep the state from before it.
 
     Args:
         rank: columns of the factors, at least 1. PyTorch's default is 1; 2 to 4 is usual.
@@ -78,15 +82,18 @@ def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
         )
 
     def reduce_fn(grads: PyTree, state: PowerSGDState) -> tuple[PyTree, PowerSGDState]:
+        # 1. Take the matrices out of the tree, and add what earlier steps left out.
         matrices, rest = split(grads, BOUND_AXES)
         _guard(matrices, _axes(together, BOUND_AXES))
         shares = [
             leaf.reshape(shape).astype(jnp.float32) + residual
             for leaf, shape, residual in zip(matrices.leaves, matrices.shapes, state.residuals, strict=True)
         ]
+        # 2. Approximate their sum; each device keeps its share less an nth of the result.
         sums, guesses, left, right = _iterate(together, shares, state)
         devices = _devices(together, BOUND_AXES)
         residuals = tuple(share - total / devices for share, total in zip(shares, sums, strict=True))
+        # 3. Sum the other leaves, and put the tree together.
         others, rest_state = inner.reduce(rest, state.rest)
         return _join(grads, matrices, sums, others), PowerSGDState(residuals, guesses, left, right, rest_state)
 
@@ -103,7 +110,7 @@ def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
 
 
 class _Matrices(NamedTuple):
-    """The leaves that are sent as factors: their places in the tree, names, values and shapes as matrices."""
+    """The leaves that travel as factors: their places in the tree, names, values and shapes as matrices."""
 
     places: tuple[int, ...]
     names: tuple[str, ...]
@@ -151,7 +158,7 @@ def _matrix_shape(leaf: jax.Array) -> tuple[int, int]:
 
 
 def _first_guess(index: int, columns: int, rank: int) -> jax.Array:
-    """Random and the same everywhere: a fixed key, and the matrix's number."""
+    """Random, and the same on all devices: from a fixed key and the matrix's number."""
     return jax.random.normal(jax.random.fold_in(jax.random.key(0), index), (columns, rank), jnp.float32)
 
 
@@ -160,7 +167,7 @@ def _iterate(
 ) -> tuple[list[jax.Array], tuple[jax.Array, ...], PyTree, PyTree]:
     """One step of subspace iteration on the sum of the shares: its approximation, the next guesses, and states."""
     left, left_state = together.reduce([m @ q for m, q in zip(shares, state.guesses, strict=True)], state.left)
-    # Householder's, because the sum may have a lower rank than asked for, or be zero.
+    # QR by Householder reflections: the sum may have a lower rank than asked for, or be zero.
     left = [jnp.linalg.qr(p)[0] for p in left]
     right, right_state = together.reduce([m.T @ p for m, p in zip(shares, left, strict=True)], state.right)
     sums = [p @ q.T for p, q in zip(left, right, strict=True)]
@@ -169,7 +176,7 @@ def _iterate(
 
 
 def _typed_like(value: jax.Array, like: jax.Array) -> jax.Array:
-    """State comes in typed as one per device, so it leaves so, and a loop can carry it."""
+    """`value` with the type of `like`: state keeps its type, one per device, so that a loop can carry it."""
     missing = varying_axes(like) - varying_axes(value)
     return lax.pcast(value, tuple(missing), to="varying") if missing else value
 
@@ -185,6 +192,6 @@ def _devices(together: Reducer, axis_sizes: AxisSizes) -> int:
 
 
 def _guard(matrices: _Matrices, axes: tuple[str, ...]) -> None:
-    """Check the leaves: times a guess that varies by its type, one that does not would pass unseen."""
+    """Check the leaves first: multiplied by a guess, whose type varies, an already summed leaf would go unnoticed."""
     for name, leaf in zip(matrices.names, matrices.leaves, strict=True):
         require_varying(leaf, axes, f"leaf {name}")

@@ -24,7 +24,7 @@ from jaxnet.comm.expression import default_text
 # ---- Collectives, as a plan names them ----
 
 
-Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
+CollectiveKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"]
 Transport = Literal["xla", "mpi"]
 
 
@@ -44,7 +44,7 @@ class Collective:
         transport: 'xla': XLA's collectives; 'mpi': calls of an MPI library, whose ranks are then the places.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     axes: tuple[str, ...]
     size: int
     elements: int

@@ -67,7 +67,7 @@ def ddp(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Str
         bucketed(all_reduce(*AXES), bucket_bytes, first_bucket_bytes=first, split=False),
         "during",
         name="ddp",
-        summary=f"buckets of whole leaves, {first / MiB:g} then {bucket_bytes / MiB:g} MiB (PyTorch DDP)",
+        summary=f"buckets of whole leaves, {first / MiB:g} MiB then {bucket_bytes / MiB:g} MiB (PyTorch DDP)",
     )
 
 

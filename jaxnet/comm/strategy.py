@@ -11,15 +11,25 @@ There are four kinds. What a training step makes of each is told in `jaxnet.para
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from jaxnet.comm.bucketed import after, during, in_order
 from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.sharded import Sharded, shards_in_order
 
 
-@dataclass(frozen=True)
+def _changed(value: Any) -> str:
+    """A dataclass as the call that makes it, without what is left at its default."""
+    given = (
+        f"{field.name}={getattr(value, field.name)!r}"
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
+    )
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
+@dataclass(frozen=True, repr=False)
 class BlockFilter:
     """Block-wise filtering of what a round has changed, as BMUF: `d <- momentum d + rate (mean - anchor)`.
 
@@ -38,12 +48,14 @@ class BlockFilter:
                 f"momentum={self.momentum}, rate={self.rate}"
             )
 
+    __repr__ = _changed
+
     def momentum_among(self, devices: int) -> float:
         """The momentum, given how many devices there are."""
         return 1 - 1 / devices if self.momentum is None else self.momentum
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Averaging:
     """The schedule of local training: every so many steps the mean of all devices' parameters takes their place.
 
@@ -68,6 +80,8 @@ class Averaging:
                 "averaging: every must be at least 1 and synchronous_steps a multiple of it, so that rounds end at "
                 f"multiples of every; got every={self.every}, synchronous_steps={self.synchronous_steps}"
             )
+
+    __repr__ = _changed
 
     def synchronous_share(self, total_steps: int) -> float:
         """The fraction of a run's steps in which gradients travel."""

@@ -1,7 +1,7 @@
-"""Does the compiled program hold the collectives that the plan asked for?
+"""Check that a compiled program has the collectives that a plan asked for.
 
-A compiler may merge, split, widen or move them, option names change between versions, and an option that no
-longer exists is usually ignored in silence. So the plan is compared with the optimized program itself.
+A compiler may merge, split, widen or move them; option names change between versions, and an option that no
+longer exists is usually ignored in silence. So `verify` compares the plan with the optimized program itself.
 """
 
 from collections import Counter
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from jaxnet.comm.hlo import FoundCollective, Groups, Pairs, collectives_in, groups_over, pairs_over
 from jaxnet.comm.reducer import Collective
 
-# ---- Compiler options that let a plan survive compilation, by backend. `verify` checks that they did --
+# ---- Compiler options ----
 
 
 _CPU_PASSES = (
-    # Merges every all-reduce of a step into one after the last backward operation, and buys nothing: the
-    # runtime sends the operands of the merged one by one. ("all-reduce-combiner" would be ignored in silence.)
+    # Merges every all-reduce of a step into one after the last backward operation. This gains nothing: the runtime
+    # sends the merged operands one by one. (The name "all-reduce-combiner" would be ignored in silence.)
     "cpu-all-reduce-combiner",
     # Deletes optimization barriers before scheduling, and with them the schedule "after" (jaxlib 0.10).
     "cse_barrier_expander",
@@ -42,18 +42,22 @@ def compiler_options(platform: str) -> dict[str, str | int | bool]:
     return {}
 
 
+# ---- The comparison ----
+
+
 _Key = tuple[str, str, Groups | Pairs, str, int]
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a compiled program holds beside what was planned.
+    """The collectives of a compiled program, compared with those planned.
 
     Attributes:
-        missing: planned, and not there.
+        planned: the collectives of the plan.
+        missing: planned, and not in the program.
         found: all collectives of the program, in schedule order.
-        extra: those of `found` that were not planned: BatchNorm's statistics if they are global, or a merged
-            collective in the place of several planned ones.
+        extra: those of `found` that were not planned: BatchNorm's statistics if they are global, or one merged
+            collective instead of several planned ones.
     """
 
     planned: tuple[Collective, ...]
@@ -63,11 +67,11 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Every planned collective is there, by itself."""
+        """Whether every planned collective is in the program, by itself."""
         return not self.missing
 
     def explain(self) -> str:
-        """One line: what is missing and what stands there instead."""
+        """One line: what is missing, and what the program has instead."""
         if self.ok:
             return f"all {len(self.planned)} planned collectives are in the compiled program"
         got = ", ".join(_describe(found) for found in self.extra) or "nothing else"
@@ -114,7 +118,7 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
 
 def _planned_key(collective: Collective, axis_sizes: Mapping[str, int]) -> _Key:
     if collective.transport == "mpi":
-        # The program of one rank names no other but its own partners.
+        # The program of one rank names only its own partners.
         return "mpi", collective.kind, frozenset(), collective.dtype, collective.elements
     members: Groups | Pairs = groups_over(collective.axes, axis_sizes, collective.groups)
     if collective.kind == "collective-permute":

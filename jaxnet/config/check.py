@@ -1,16 +1,15 @@
 """Refuses a config that cannot run, naming the key, what was got and what was wanted."""
 
 import itertools
-import operator
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
 from jaxnet.comm import HOST, STRATEGIES, AllReduce, Strategy, mesh_size, named_strategy, takes_all_reduce
-from jaxnet.config.keys import is_group, key_values
+from jaxnet.config.keys import broken_limits, is_group, key_values
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.errors import InputError
@@ -118,70 +117,11 @@ def _check_resolutions(resolutions: tuple[tuple[float, int], ...]) -> None:
 _MOST_STEPS = 2**31  # the step is an int32
 
 
-class _Rule(NamedTuple):
-    """What the values of some keys must be; a value of None is always allowed."""
-
-    keys: tuple[str, ...]
-    wanted: str
-    holds: Callable[[Any], bool]
-
-
-_RULES = (
-    _Rule(
-        ("epochs", "eval_every_epochs", "optimizer.learning_rate", "optimizer.trust_coefficient"),
-        "a number above 0",
-        lambda value: value > 0,
-    ),
-    _Rule(("optimizer.factor", "optimizer.power"), "a number above 0", lambda value: value > 0),
-    _Rule(("optimizer.reference_batch", "pixels.size"), "at least 1, or none", lambda value: value >= 1),
-    _Rule(("optimizer.warmup_epochs", "mixing.mixup", "mixing.cutmix"), "at least 0", lambda value: value >= 0),
-    _Rule(
-        (
-            *("augmentation.brightness", "augmentation.contrast", "augmentation.saturation"),
-            *("mixing.probability", "mixing.cutmix_share", "optimizer.warmup_from"),
-        ),
-        "0 to 1",
-        lambda value: 0 <= value <= 1,
-    ),
-    _Rule(("optimizer.clip_norm",), "a number above 0, or none", lambda value: value > 0),
-    _Rule(("batch_size", "eval_batch_size", "microbatches"), "at least 1", lambda value: value >= 1),
-    _Rule(
-        ("log.every_steps", "checkpoints.every_steps", "checkpoints.keep"),
-        "at least 1",
-        lambda value: value >= 1,
-    ),
-    _Rule(("ensemble.members",), "at least 1", lambda value: value >= 1),
-    _Rule(("guard.rollback_after",), "at least 1", lambda value: value >= 1),
-    _Rule(("guard.check_replicas_every",), "at least 1, or none", lambda value: value >= 1),
-    _Rule(("watchdog.factor",), "above 1, or none", lambda value: value > 1),
-    _Rule(("watchdog.floor_seconds", "watchdog.other_seconds"), "at least 1", lambda value: value >= 1),
-    _Rule(("guard.max_rollbacks",), "at least 0", lambda value: value >= 0),
-    _Rule(("optimizer.warmup_steps", "optimizer.weight_decay"), "at least 0", lambda value: value >= 0),
-    _Rule(
-        ("augmentation.shift", "augmentation.erase", "profile.start", "profile.steps"),
-        "at least 0",
-        lambda value: value >= 0,
-    ),
-    _Rule(("label_smoothing", "optimizer.momentum"), "at least 0 and below 1", lambda value: 0 <= value < 1),
-    _Rule(("average_decay",), "at least 0 and below 1, or none", lambda value: 0 <= value < 1),
-    # Who means megabytes would otherwise get a message for every few parameters, and wait for ever.
-    _Rule(("bucket_bytes",), "at least 1024 (these are bytes), or none", lambda value: value >= 1024),
-    # JAX takes the lower 32 bits of a larger seed without a word.
-    _Rule(("seed",), f"0 to {2**32 - 1}", lambda value: 0 <= value < 2**32),
-    _Rule(("pixels.mean", "pixels.std"), "one number or one a channel", lambda values: len(values) > 0),
-    _Rule(("pixels.std",), "numbers above 0", lambda values: min(values) > 0),
-    _Rule(("pixels.mean",), "numbers of 0 to 1, as pixels are", lambda values: 0 <= min(values) <= max(values) <= 1),
-)
-
-
 def check_config(config: Config) -> None:
     """Refuse what cannot run on any mesh, with any data."""
     check_limits(config)
-    for rule in _RULES:
-        for key in rule.keys:
-            value = operator.attrgetter(key)(config)
-            if value is not None and not rule.holds(value):
-                raise InputError(f"{key}={value}: wanted {rule.wanted}")
+    for key, value, wanted in broken_limits(config):
+        raise InputError(f"{key}={value}: wanted {wanted}")
     if not isinstance(config.model, nn.Module | Model):
         raise InputError(
             f"model is {_kind(config.model)}: wanted a Flax Linen module, or a Model such as "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from jaxnet.comm import Strategy
 from jaxnet.errors import InputError
+from jaxnet.limits import broken_limit, without_limits
 
 # ---- Reading a value from the command line as the type that a config field declares -------------------
 
@@ -174,6 +175,11 @@ def is_group(value: Any) -> bool:
 
 def field_types(node: Any) -> dict[str, Any]:
     """Settable fields of a dataclass with their types. Linen's own `parent` and `name` are not settings."""
+    return {name: without_limits(kind) for name, kind in _declared(node).items()}
+
+
+def _declared(node: Any) -> dict[str, Any]:
+    """The same types with their limits."""
     hidden = {"parent", "name"} if hasattr(node, "setup") and hasattr(node, "apply") else set()
     fields = [field for field in dataclasses.fields(node) if field.init and field.name not in hidden]
     return {field.name: _resolved(field.type, type(node)) for field in fields}
@@ -189,7 +195,7 @@ def _resolved(kind: Any, owner: type) -> Any:
     field = types.SimpleNamespace(__annotations__={"type": kind})
     for base in owner.__mro__:
         with suppress(Exception):  # imported for type checkers alone, or inherited from another module
-            return typing.get_type_hints(field, vars(sys.modules[base.__module__]))["type"]
+            return typing.get_type_hints(field, vars(sys.modules[base.__module__]), include_extras=True)["type"]
     return Any
 
 
@@ -205,6 +211,16 @@ def key_values(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield prefix + name, child, kind
         if is_group(child):
             yield from key_values(child, f"{prefix}{name}.")
+
+
+def broken_limits(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Every key path whose value is beyond the limits of its field, with the value and what was wanted."""
+    for name, kind in _declared(node).items():
+        child = getattr(node, name)
+        if is_group(child):
+            yield from broken_limits(child, f"{prefix}{name}.")
+        elif (wanted := broken_limit(kind, child)) is not None:
+            yield prefix + name, child, wanted
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -265,5 +281,17 @@ def differences(
     return [
         f"{key}: {show(saved, key)} -> {show(current, key)}"
         for key in keys
-        if saved.get(key, ...) != current.get(key, ...)
+        if class_name(saved.get(key, ...)) != class_name(current.get(key, ...))
     ]
+
+
+def class_name(value: Any) -> Any:
+    """A class of jaxnet by its name alone, without its module, which may have been another when it was saved.
+
+    Any other value is itself.
+
+    >>> class_name("jaxnet.training.loss.Pixels"), class_name("mine.Pixels"), class_name(3)
+    ('Pixels', 'mine.Pixels', 3)
+    """
+    ours = isinstance(value, str) and value.startswith("jaxnet.") and value.replace(".", "_").isidentifier()
+    return value.rpartition(".")[2] if ours else value

@@ -1,10 +1,11 @@
 """What a run is: frozen dataclasses, written by a function in `configs/NAME.py`."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxnet.comm import Strategy
 from jaxnet.ensembles import Ensemble
+from jaxnet.limits import BelowOne, Count, Limit, Positive, Seconds, Whole
 from jaxnet.optimizer import Optimizer
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.classification import Pixels
@@ -28,9 +29,9 @@ class Guard:
     """
 
     skip: bool = True
-    rollback_after: int = 5
-    max_rollbacks: int = 3
-    check_replicas_every: int | None = 100
+    rollback_after: Count = 5
+    max_rollbacks: Whole = 3
+    check_replicas_every: Count | None = 100
     on_difference: Literal["stop", "restore"] = "stop"
 
 
@@ -47,9 +48,9 @@ class WatchdogLimits:
         other_seconds: what anything else may take: start-up, the first steps, an evaluation, a save.
     """
 
-    factor: float | None = 20.0
-    floor_seconds: float = 60.0
-    other_seconds: float = 1800.0
+    factor: Annotated[float, Limit("above 1", lambda value: value > 1)] | None = 20.0
+    floor_seconds: Seconds = 60.0
+    other_seconds: Seconds = 1800.0
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Checkpoints:
         keep: how many of the newest to keep; the most accurate is kept besides.
     """
 
-    every_steps: int = 500
-    keep: int = 3
+    every_steps: Count = 500
+    keep: Count = 3
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Log:
         hlo: write the compiled step's programs to the workdir (hlo/).
     """
 
-    every_steps: int = 50
+    every_steps: Count = 50
     tensorboard: bool = True
     hlo: bool = False
 
@@ -89,8 +90,14 @@ class Profile:
         steps: how many; 0: none.
     """
 
-    start: int = 10
-    steps: int = 0
+    start: Whole = 10
+    steps: Whole = 0
+
+
+# Whoever means megabytes would otherwise get a message for every few parameters, and wait for ever.
+_BucketBytes = Annotated[int, Limit("at least 1024 (these are bytes)", lambda value: value >= 1024)]
+# JAX takes the lower 32 bits of a larger seed without a word.
+_Seed = Annotated[int, Limit(f"0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)]
 
 
 @dataclass(frozen=True)
@@ -140,26 +147,26 @@ class Config:
 
     model: Any
     data: Any
-    epochs: float
-    batch_size: int
+    epochs: Positive
+    batch_size: Count
     pixels: Pixels = field(default_factory=Pixels)
-    eval_batch_size: int = 512
-    eval_every_epochs: float = 1.0
+    eval_batch_size: Count = 512
+    eval_every_epochs: Positive = 1.0
     optimizer: Optimizer = field(default_factory=Optimizer)
     augmentation: Augmentation = field(default_factory=Augmentation)
     mixing: Mixing = field(default_factory=Mixing)
     resolutions: tuple[tuple[float, int], ...] = ()
-    label_smoothing: float = 0.0
-    average_decay: float | None = None
-    microbatches: int = 1
+    label_smoothing: BelowOne = 0.0
+    average_decay: BelowOne | None = None
+    microbatches: Count = 1
     batch_norm: Literal["local", "host", "global"] = "local"
     strategy: str | Strategy = "hierarchical"
-    bucket_bytes: int | None = None
+    bucket_bytes: _BucketBytes | None = None
     mode: Literal["auto", "shard_map", "jit", "pmap", "pieces"] = "auto"
     shard_dense: tuple[str, ...] = ()
     transport: Literal["xla", "mpi"] = "xla"
     hosts: int | None = None
-    seed: int = 0
+    seed: _Seed = 0
     initial_weights: str | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     log: Log = field(default_factory=Log)

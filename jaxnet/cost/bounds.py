@@ -12,17 +12,18 @@ import jax
 
 from jaxnet.comm import (
     AXES,
+    AxisSizes,
     Bucket,
     Collective,
     Sharded,
     Strategy,
     all_reduce,
+    axes_size,
     bucketed,
     in_order,
     scheduled,
     wire_bytes_per_axis,
 )
-from jaxnet.comm.reducer import AxisSizes, axes_size
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from jaxnet.comm import (
     AXES,
     DEVICE,
     HOST,
+    CollectiveKind,
     MiB,
     Reducer,
     all_reduce,
+    axes_size,
     compiler_options,
     halving_doubling,
     one_per_device,
@@ -23,7 +25,6 @@ from jaxnet.comm import (
     rooted,
     scattered,
 )
-from jaxnet.comm.reducer import Kind, axes_size
 from jaxnet.cost.rounds import gathered, wait_for_all
 
 # ---- Bytes and seconds as nccl-tests counts them: S bytes, algbw = S / t, busbw = algbw x a factor of the kind
@@ -35,7 +36,7 @@ from jaxnet.cost.rounds import gathered, wait_for_all
 GB = 1e9
 
 
-def busbw_factor(kind: Kind, size: int) -> float:
+def busbw_factor(kind: CollectiveKind, size: int) -> float:
     """Fewest bytes that each of `size` devices sends, as a multiple of S.
 
     >>> [busbw_factor(kind, 4) for kind in ("all-reduce", "reduce-scatter", "all-gather", "collective-permute")]
@@ -79,7 +80,7 @@ class Transfer:
     """
 
     name: str
-    kind: Kind
+    kind: CollectiveKind
     move: Move | None = None
     reducer: Callable[[Axes], Reducer] | None = None
 
@@ -193,7 +194,7 @@ def _own(host: int, device: int, elements: int) -> np.ndarray:
 
 
 def _expected(
-    kind: Kind, axes: Axes, axis_sizes: Mapping[str, int], place: tuple[int, int], elements: int
+    kind: CollectiveKind, axes: Axes, axis_sizes: Mapping[str, int], place: tuple[int, int], elements: int
 ) -> np.ndarray:
     """The plain reference: what the device at `place` must end with."""
     members = [

@@ -28,10 +28,10 @@ from jaxnet.comm import (
     mesh_size,
     one_per_device,
     replicated,
+    same_along,
     split_by_example,
+    stateless,
 )
-from jaxnet.comm.guards import same_along
-from jaxnet.comm.reducer import stateless
 from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError
 from jaxnet.parallel import Mode

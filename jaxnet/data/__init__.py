@@ -6,28 +6,67 @@
 
 A batch is a function of (seed, step) alone, so any number of processes sees the same global batches, and
 the step is the whole state of the data.
+
+Data sets that a config names:
+
+- `Digits`, `Synthetic`: come with the package, no download.
+- `FashionMNIST`: read from its IDX files, prepared once.
+- `TFDS`: anything that TensorFlow Datasets has prepared, with images of one size.
+- `Photos`, `ImageNet`: photos of any size, with the random crops of `TrainingView`.
+
+Sources, which hold the examples of one split:
+
+- `Dataset`, `Source`, `RandomSource`: the protocols; `open_split` checks them.
+- `ArraySource`: in memory; `RecordSource`: on disk.
+- `Inputs`, `inputs_of`: what a network trained on a source takes and gives.
+
+Batches:
+
+- `train_batches`, `eval_batches`: this process's `Shard` of the global batches, as `Batch`.
+- `permutation`, `example_ids`: the order of the examples.
+- `placed`: batches as global arrays on the devices, `DeviceBatch`.
+
+`jaxnet.data.prepare` makes ImageNet ready for TFDS without TensorFlow.
 """
 
-from jaxnet.data.batches import Batch as Batch
-from jaxnet.data.batches import DeviceBatch as DeviceBatch
-from jaxnet.data.batches import Shard as Shard
-from jaxnet.data.batches import eval_batches as eval_batches
-from jaxnet.data.batches import example_ids as example_ids
-from jaxnet.data.batches import permutation as permutation
-from jaxnet.data.batches import placed as placed
-from jaxnet.data.batches import train_batches as train_batches
-from jaxnet.data.builtin import Digits as Digits
-from jaxnet.data.builtin import Synthetic as Synthetic
-from jaxnet.data.fashion_mnist import FashionMNIST as FashionMNIST
-from jaxnet.data.photos import ImageNet as ImageNet
-from jaxnet.data.photos import Photos as Photos
-from jaxnet.data.photos import TrainingView as TrainingView
-from jaxnet.data.source import ArraySource as ArraySource
-from jaxnet.data.source import Dataset as Dataset
-from jaxnet.data.source import Inputs as Inputs
-from jaxnet.data.source import RandomSource as RandomSource
-from jaxnet.data.source import RecordSource as RecordSource
-from jaxnet.data.source import Source as Source
-from jaxnet.data.source import inputs_of as inputs_of
-from jaxnet.data.source import open_split as open_split
-from jaxnet.data.tfds import TFDS as TFDS
+from jaxnet.data.batches import (
+    Batch,
+    DeviceBatch,
+    Shard,
+    eval_batches,
+    example_ids,
+    permutation,
+    placed,
+    train_batches,
+)
+from jaxnet.data.builtin import Digits, Synthetic
+from jaxnet.data.fashion_mnist import FashionMNIST
+from jaxnet.data.photos import ImageNet, Photos, TrainingView
+from jaxnet.data.source import ArraySource, Dataset, Inputs, RandomSource, Source, inputs_of, open_split
+from jaxnet.data.tfds import TFDS, RecordSource
+
+__all__ = [
+    "TFDS",
+    "ArraySource",
+    "Batch",
+    "Dataset",
+    "DeviceBatch",
+    "Digits",
+    "FashionMNIST",
+    "ImageNet",
+    "Inputs",
+    "Photos",
+    "RandomSource",
+    "RecordSource",
+    "Shard",
+    "Source",
+    "Synthetic",
+    "TrainingView",
+    "eval_batches",
+    "example_ids",
+    "inputs_of",
+    "open_split",
+    "permutation",
+    "placed",
+    "train_batches",
+]

@@ -1,7 +1,18 @@
-"""Batches as a function of the step: the only state of the data is the step.
+"""Batches as a function of (seed, step), so the step is the whole state of the data.
 
-One Grain element is all that a process loads for one step. Grain spends about 20 microseconds on an
-element: nothing for a batch, but far too much for a small image (`benchmarks/data_rate.py` measures it).
+The stream of training examples is the concatenation of epochs, each a permutation of its own by (seed, epoch). The
+global batch of step s is positions s * batch_size .. (s + 1) * batch_size - 1 of the stream, and each process loads an
+equal contiguous part of it. With 8 examples, batches of 6 and 2 processes:
+
+    epoch            0                        1
+    permutation      7  2  4  0  5  3  1  6   3  4  2  1  0  6  7  5
+    position         0  1  2  3  4  5  6  7   8  9 10 11 12 13 14 15
+    global batch     0                 1                  2
+    of process 0     7  2  4           1  6   3           0  6  7
+    of process 1              0  5  3            4  2  1           5 ...
+
+Batch 1 straddles two epochs: nothing is dropped, and every epoch holds every example once. The number of processes
+does not enter the order, so a resume on another number of processes continues the same stream.
 """
 
 from __future__ import annotations
@@ -17,47 +28,10 @@ import numpy as np
 from jaxnet.data.source import RandomSource, Source
 from jaxnet.errors import InputError
 
-# ---- One 64-bit random number for each position in the stream of training examples --------------------
-#
-# A draw is a function of (seed, position) and of nothing else, as the order of examples is: the same images come
-# out on any number of processes, and after a resume.
+# ---- Order of examples ----------------------------------------------------------------------------------
 
 
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: multiples of it are spread evenly
-_MASK = 2**64 - 1
-
-
-def draws(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the draws of the positions start .. stop - 1: uint64 [stop - start]; `seed` is below 2**64.
-
-    >>> draws(seed=0, start=1, stop=3).tolist() == draws(seed=0, start=0, stop=3).tolist()[1:]
-    True
-    """
-    position = np.arange(start, stop, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        return _mixed(np.uint64(mixed(seed)) + position * np.uint64(_GOLDEN))
-
-
-def mixed(number: int) -> int:
-    """Return `number` modulo 2**64 with its bits stirred: a bijection whose results look independent."""
-    return int(_mixed(np.array([(number + _GOLDEN) & _MASK], np.uint64))[0])
-
-
-def _mixed(number: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return number ^ (number >> np.uint64(31))
-
-
-# ---- The order of training examples: a function of (seed, position) and of nothing else ---------------
-#
-# The stream of training examples is the concatenation of epochs, each a permutation of its own.
-# Nothing else decides which example stands where: neither the number of processes, nor the batch
-# size, nor what was read before. So the whole state of the data is a position in the stream.
-
-
-# Two, because a batch may straddle two epochs.
+# Keep two permutations: a batch may straddle two epochs.
 @functools.lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, num_examples: int) -> np.ndarray:
     """Return the order of one epoch: int32 [num_examples], read-only.
@@ -75,9 +49,12 @@ def permutation(seed: int, epoch: int, num_examples: int) -> np.ndarray:
 
 
 def example_ids(seed: int, num_examples: int, start: int, stop: int) -> np.ndarray:
-    """Return which examples stand at the positions start .. stop - 1 of the stream: int32 [stop - start].
+    """Return the examples at the positions start .. stop - 1 of the stream: int32 [stop - start].
 
     The example at position p is `permutation(seed, p // n, n)[p % n]`.
+
+    >>> [example_ids(0, 8, start, start + 6).tolist() for start in (0, 6)]
+    [[7, 2, 4, 0, 5, 3], [1, 6, 3, 4, 2, 1]]
     """
     pieces = []
     while start < stop:
@@ -88,12 +65,46 @@ def example_ids(seed: int, num_examples: int, start: int, stop: int) -> np.ndarr
     return np.concatenate(pieces)
 
 
+# ---- One random number per position ---------------------------------------------------------------------
+#
+# A draw is a function of (seed, position) alone, so random crops are the same on any number of processes and after a
+# resume.
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: multiples of it are spread evenly
+_MASK = 2**64 - 1
+
+
+def draws(seed: int, start: int, stop: int) -> np.ndarray:
+    """Return a random number for each position start .. stop - 1: uint64 [stop - start]; `seed` is below 2**64.
+
+    >>> draws(seed=0, start=1, stop=3).tolist() == draws(seed=0, start=0, stop=3).tolist()[1:]
+    True
+    """
+    position = np.arange(start, stop, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        return _splitmix64(np.uint64(mix_bits(seed)) + position * np.uint64(_GOLDEN))
+
+
+def mix_bits(number: int) -> int:
+    """Return `number` modulo 2**64 with its bits mixed: a bijection whose results look independent."""
+    return int(_splitmix64(np.array([(number + _GOLDEN) & _MASK], np.uint64))[0])
+
+
+def _splitmix64(number: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
+
+
+# ---- Batches --------------------------------------------------------------------------------------------
+
 Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which contiguous part of every global batch this process loads: part `index` of `count` equal ones."""
+    """The contiguous part of every global batch that this process loads: part `index` of `count` equal ones."""
 
     index: int
     count: int
@@ -106,16 +117,20 @@ class Shard:
 def train_batches(
     source: Source, *, batch_size: int, seed: int, shard: Shard, start_step: int = 0, threads: int | None = None
 ) -> Iterator[Batch]:
-    """Iterate for ever over this process's part of the global batches from step `start_step` on.
+    """Iterate for ever over this process's part of the global batches, from step `start_step` on.
 
-    The global batch of step s holds positions s * batch_size .. (s + 1) * batch_size - 1 of the stream of
-    `jaxnet.data.batches`: batches straddle epochs, and each epoch holds every example exactly once.
+    The global batch of step s holds positions s * batch_size .. (s + 1) * batch_size - 1 of the stream that the
+    docstring of `jaxnet.data.batches` describes.
 
     Args:
+        source: the examples.
         batch_size: examples in a global batch; a multiple of `shard.count`.
-        threads: how many threads read and decode; 1 is the caller's own. More pay off only where examples
-            are decoded on the way. Each works on a whole batch, so as many batches are held in memory.
-            None: what the source has as `threads`, or 1.
+        seed: decides the order and, for a `RandomSource`, the draws; 0 .. 2**64 - 1.
+        shard: the part that this process loads.
+        start_step: the first step.
+        threads: how many threads read and decode; 1 is the caller's own. More help only if examples are decoded
+            when they are read. Each works on a whole batch, so as many batches are held in memory.
+            None: the source's `threads`, or 1.
 
     Returns:
         Batches {'image': uint8 [b, H, W, C], 'label': int32 [b], 'id': int32 [b]} with
@@ -144,8 +159,8 @@ def train_batches(
 def eval_batches(source: Source, *, batch_size: int, shard: Shard, threads: int | None = None) -> Iterator[Batch]:
     """Iterate over this process's part of ceil(n / batch_size) global batches: every example once, in order.
 
-    Batches are as those of `train_batches`, with 'weight': float32 [b] besides: 1, or 0 for the padding
-    that fills the last global batch (it repeats the last example).
+    Batches are those of `train_batches` with 'weight': float32 [b] added. It is 1, or 0 for the copies of the last
+    example that fill up the last global batch.
     """
     size = _part_size(batch_size, shard)
     num_examples = source.num_examples
@@ -179,28 +194,30 @@ def _iterate(load: Callable[[int], Batch], steps: range, threads: int) -> Iterat
 
     if threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
-    # Grain's own threads make cheap elements slower: they wait for the interpreter lock.
+    # A Grain element is all that a process loads for one step. Grain spends about 20 microseconds on an element:
+    # nothing for a batch, too much for a small image (benchmarks/data_rate.py measures it).
+    # One thread means none of Grain's: its threads make cheap elements slower, because they wait for the
+    # interpreter lock.
     readers = 0 if threads == 1 else threads
     options = grain.ReadOptions(num_threads=readers, prefetch_buffer_size=readers)
     return iter(grain.MapDataset.range(steps.start, steps.stop).map(load).to_iter_dataset(options))
 
 
-# ---- Puts batches on the devices, as global arrays ----------------------------------------------------
+# ---- Placement on devices -------------------------------------------------------------------------------
 #
-# No thread does it ahead of time. JAX dispatches a step and returns at once, so the next batch is made and sent
-# while the devices still have steps to do; a thread of ours would only compete with them for the host
-# (docs/design/pacing.md has the figures). Decoding in several threads is Grain's: `train_batches(threads=...)`.
+# No prefetch thread is needed. JAX dispatches a step and returns at once, so the next batch is made and sent while the
+# devices still work on earlier steps; a thread would only compete with them for the host (docs/design/pacing.md has
+# the figures). Grain decodes in several threads: `train_batches(threads=...)`.
 
 
 DeviceBatch = dict[str, jax.Array]
 
 
 def placed(batches: Iterator[Batch], sharding: jax.sharding.Sharding) -> Generator[DeviceBatch, None, None]:
-    """Iterate over `batches` as global arrays; closing the iterator closes `batches`, if that can be closed.
+    """Iterate over `batches` as global arrays. Closing the iterator closes `batches` if it has a `close`.
 
-    Each process gives its own part of a global batch; dim 0 is sharded as `sharding` says, and rows lie in
-    the order of the sharding's devices. On a CPU a global array may share the memory of the array given,
-    which must therefore be a fresh one.
+    Each process passes its own part of a global batch. `sharding` splits dim 0, and rows lie in the order of its
+    devices. On a CPU a global array may share the memory of the NumPy array, so each batch must be a fresh array.
 
     >>> device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     >>> from jaxnet.data import Digits, Shard, eval_batches

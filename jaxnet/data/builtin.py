@@ -1,4 +1,4 @@
-"""Images made up on the spot, of any size: for measurements, and for tests of whole training runs."""
+"""Data sets that need no download: handwritten digits, and synthetic images of any size."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from jaxnet.data.source import ArraySource, require_split
 from jaxnet.errors import InputError
 
-# ---- Handwritten digits that come with the package: a real data set that needs no download ------------
-
+# ---- Digits ---------------------------------------------------------------------------------------------
 
 _NUM_TRAIN = 1437
 
@@ -21,7 +20,7 @@ class Digits:
     """1797 grey images of handwritten digits, 8x8, 10 classes: 1437 for training, 360 for testing.
 
     They are the test set of UCI's Optical Recognition of Handwritten Digits, taken from scikit-learn; its
-    values 0 .. 16 become `round(value * 255 / 16)`. The split is random and fixed, not disjoint by writer.
+    values 0 .. 16 become `round(value * 255 / 16)`. The split is random and fixed; a writer may be in both parts.
     Source, licence and the script that made the file: `digits.md` beside this module.
 
     >>> train, test = Digits().load('train'), Digits().load('test')
@@ -39,15 +38,18 @@ class Digits:
         return ArraySource(pixels, label[rows].astype(np.int32), num_classes=10, class_names=tuple("0123456789"))
 
 
+# ---- Synthetic images -----------------------------------------------------------------------------------
+
 _CELLS = 4  # a class is a pattern of 4x4 cells of one colour each
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Images of `num_classes` coarse patterns, each half pattern and half noise; easily learned.
+    """Images of `num_classes` coarse patterns, each half pattern and half noise; easy to learn.
 
-    Example i has label i % num_classes. The images are a function of the fields alone, the same with every
-    version of NumPy, and are held in memory: num * H * W * C bytes a split.
+    For measurements, and for tests of whole training runs. Example i has label i % num_classes. The images are a
+    function of the fields alone, the same with every version of NumPy, and are held in memory: num * H * W * C bytes
+    for each split.
 
     >>> source = Synthetic(image_shape=(8, 8, 1), num_classes=3, num_train=5).load('train')
     >>> source.rows(np.arange(5))['label']
@@ -69,7 +71,7 @@ class Synthetic:
             raise InputError(f"seed must be 0 .. 2**32 - 1, got {self.seed}")
 
     def load(self, split: str) -> ArraySource:
-        """Make the split 'train' or 'test'."""
+        """Return the split 'train' or 'test', made when it is asked for."""
         require_split(split)
         number, stream = (self.num_train, 1) if split == "train" else (self.num_test, 2)
         label = np.arange(number, dtype=np.int32) % self.num_classes

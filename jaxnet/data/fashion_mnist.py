@@ -1,4 +1,4 @@
-"""Fashion-MNIST, prepared for TFDS from the files that its authors publish, without TensorFlow."""
+"""Fashion-MNIST, from the files that its authors publish."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from jaxnet.data.source import Source, require_split
 from jaxnet.data.tfds import TFDS, data_directory, find_builder, is_prepared
 from jaxnet.errors import InputError
 
-# ---- The IDX format, in which MNIST and the data sets made in its likeness are published --------------
-
+# ---- The IDX format -------------------------------------------------------------------------------------
 
 _UINT8 = 0x08  # the format's code for the type of the elements
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
-    """Read a gzipped IDX file of unsigned bytes with `ndim` dims.
+    """Read a gzipped IDX file of unsigned bytes with `ndim` dims: the format of MNIST and its successors.
 
     The file is: two zero bytes, the type, `ndim`; the sizes as big-endian uint32; the elements.
 
@@ -57,9 +56,11 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
+# ---- The data set ---------------------------------------------------------------------------------------
+
 _NAME = "fashion_mnist"
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-_FILES = {"train": "train", "test": "t10k"}  # how the files of a split begin
+_FILES = {"train": "train", "test": "t10k"}  # prefix of the files of each split
 _log = logging.getLogger(__name__)
 
 
@@ -67,9 +68,9 @@ _log = logging.getLogger(__name__)
 class FashionMNIST:
     """Zalando's articles of clothing: 28x28 grey, 10 classes, 60,000 for training and 10,000 for testing.
 
-    Read from TFDS's prepared `fashion_mnist` in `data_dir`. If that is not there, it is prepared first, once
-    (5 seconds, 43 MB), from the four files in `idx_dir`, in their order; TFDS itself can read the result.
-    Any number of processes may do so at the same time.
+    Read from TFDS's prepared `fashion_mnist` in `data_dir`. If that is absent, it is prepared first, once
+    (5 seconds, 43 MB), from the four files in `idx_dir`, in their order, without TensorFlow; TFDS itself can read the
+    result. Any number of processes may do so at the same time.
 
     Attributes:
         data_dir: where prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
@@ -81,7 +82,7 @@ class FashionMNIST:
     idx_dir: str | None = None
 
     def load(self, split: str) -> Source:
-        """Return the split 'train' or 'test', in memory; InputError if it cannot be had."""
+        """Return the split 'train' or 'test', in memory; InputError if it is neither prepared nor can be."""
         require_split(split)
         root = data_directory(self.data_dir)
         if not is_prepared(find_builder(_NAME, root)):
@@ -102,9 +103,9 @@ class FashionMNIST:
 def prepare(root: Path, idx_dir: Path) -> None:
     """Write the four IDX files of `idx_dir` as TFDS's fashion_mnist (ArrayRecord) in `root`.
 
-    Each process writes into a directory of its own, and the first to finish gives it the final name.
+    Each process writes into a directory of its own, and the first to finish renames it to the final name.
     """
-    splits = {split: _read(idx_dir, begin) for split, begin in _FILES.items()}
+    splits = {split: _read(idx_dir, prefix) for split, prefix in _FILES.items()}
     target = Path(find_builder(_NAME, root).data_dir)
     _log.info("preparing Fashion-MNIST in %s", target)
     try:
@@ -119,9 +120,9 @@ def prepare(root: Path, idx_dir: Path) -> None:
         ) from error
 
 
-def _read(directory: Path, begin: str) -> tuple[np.ndarray, np.ndarray]:
-    images_path = directory / f"{begin}-images-idx3-ubyte.gz"
-    labels_path = directory / f"{begin}-labels-idx1-ubyte.gz"
+def _read(directory: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    images_path = directory / f"{prefix}-images-idx3-ubyte.gz"
+    labels_path = directory / f"{prefix}-labels-idx1-ubyte.gz"
     images, labels = read_idx(images_path, ndim=3), read_idx(labels_path, ndim=1)
     if not len(images) or images.shape[1:] != (28, 28):
         raise InputError(f"{images_path} does not hold images of 28x28: {images.shape}")
@@ -135,7 +136,7 @@ def _read(directory: Path, begin: str) -> tuple[np.ndarray, np.ndarray]:
 def _write(root: Path, splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
     import tensorflow_datasets as tfds
 
-    # The stock builder says what the data set is; this writer needs no TensorFlow, and keeps the order.
+    # TFDS's own builder describes the data set. This writer needs no TensorFlow and keeps the order of the files.
     info = tfds.builder(_NAME, data_dir=root, file_format="array_record").info
     directory = Path(info.data_dir)
     directory.mkdir(parents=True)
@@ -149,7 +150,7 @@ def _write(root: Path, splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path
 
 def _examples(images: np.ndarray, labels: np.ndarray) -> Iterator[dict[str, Any]]:
     for image, label in zip(images, labels, strict=True):
-        png = io.BytesIO()  # TFDS would need TensorFlow to encode an array
+        png = io.BytesIO()  # encode here: TFDS would need TensorFlow for it
         Image.fromarray(image).save(png, "PNG")
         yield {"image": png.getvalue(), "label": int(label)}
 
@@ -159,4 +160,4 @@ def _rename(written: Path, target: Path) -> None:
         written.rename(target)
     except OSError:
         if not is_prepared(find_builder(_NAME, target.parent.parent)):
-            raise  # else another process was first, and what it wrote is the same
+            raise  # otherwise another process was first, and it wrote the same

@@ -1,9 +1,14 @@
-"""Data sets that TensorFlow Datasets (TFDS) has prepared, read without TensorFlow and without a network."""
+"""Data sets that TensorFlow Datasets (TFDS) has prepared, read without TensorFlow and without a network.
+
+TFDS itself says where a data set is and what its features are. The examples are parsed here, because TFDS reads every
+feature, copies each through NumPy, and holds the interpreter lock all the while.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import io
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,102 +17,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from PIL import Image
 
-from jaxnet.data.source import RecordSource, Source, read_into_memory, require_split
+from jaxnet.data.source import PILLOW_MODES, ArraySource, Source, require_labels, require_split, to_mode
 from jaxnet.errors import InputError, one_line
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
-# ---- Examples as TFDS writes them, of which only what is asked for is read ----------------------------
-#
-# TFDS reads every feature, copies each through NumPy, and holds the interpreter lock all the while: other threads that
-# decode photos wait for it.
-
-
-class Serialized(Protocol):
-    """What TFDS gives where it is asked for RAW_BYTES."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> bytes: ...
-
-    def __getitems__(self, indices: list[int]) -> Sequence[bytes]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Scalar features of serialized `tf.train.Example`s; safe in many threads.
-
-    Attributes:
-        serialized: by the numbers of the examples.
-        keys: the features that are read.
-    """
-
-    serialized: Serialized
-    keys: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.serialized)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return the features of an example, bytes or an int each; ValueError if one is missing or it is no example."""
-        return self._read(self.serialized[index])
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return these examples: for small ones a twentieth of the time of each by itself."""
-        return [self._read(serialized) for serialized in self.serialized.__getitems__(indices)]
-
-    def _read(self, serialized: bytes) -> dict[str, Any]:
-        features = self._parsed(serialized).features.feature
-        return {key: _scalar(key, features[key]) for key in self.keys}
-
-    @functools.cached_property
-    def _parsed(self) -> Callable[[bytes], Any]:
-        from google.protobuf.message import DecodeError
-        from tensorflow_datasets.proto import tf_example_pb2  # here, because it takes seconds to import
-
-        def parsed(serialized: bytes) -> Any:
-            try:
-                return tf_example_pb2.Example.FromString(serialized)
-            except DecodeError as error:
-                raise ValueError("it is no tf.train.Example") from error
-
-        return parsed
-
-
-def open_examples(builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, ...]) -> Examples:
-    """Examples of a split that is prepared as ArrayRecord; ValueError if there is no such split."""
-    from tensorflow_datasets import decode
-
-    raw = decode.DeserializeMethod.RAW_BYTES
-    return Examples(builder.as_data_source(split, deserialize_method=raw, file_format="array_record"), keys)
-
-
-def _scalar(key: str, feature: Any) -> bytes | int:
-    values = feature.bytes_list.value or feature.int64_list.value
-    if len(values) != 1:
-        raise ValueError(f"its feature {key!r} has {len(values)} values instead of one")
-    return values[0]
-
-
-# name, name/config, name:1.2.3. A namespace ('huggingface:mnist') would make TFDS ask the network.
-_NAME = re.compile(r"\w+(/[\w.+-]+)?(:[\d*]+\.[\d*]+\.[\d*]+)?")
+_CHUNK = 1024  # examples decoded at once when a source is read into memory
 
 
 @dataclass(frozen=True)
 class TFDS:
-    """Any data set that TFDS has prepared as ArrayRecord, with images of one size; nothing is downloaded.
+    """Any data set that TFDS has prepared as ArrayRecord, with images of one size. Nothing is downloaded.
 
     Attributes:
-        name: as TFDS writes it: 'cifar10', 'name/config' or 'name:1.2.3'.
+        name: in TFDS's notation: 'cifar10', 'name/config' or 'name:1.2.3'.
         data_dir: where the prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
-        train_split: what 'train' is, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
-        test_split: what 'test' is.
+        train_split: the split that 'train' opens, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
+        test_split: the split that 'test' opens.
         image_key: the feature that is the image: uint8 [H, W, C].
         label_key: the feature that is the label: a ClassLabel.
         in_memory_bytes: a split whose decoded images take no more than this is decoded once, into memory;
-            a larger one is read from disk as training goes.
+            a larger one is read from disk during training.
     """
 
     name: str
@@ -122,15 +55,14 @@ class TFDS:
         """Open the split 'train' or 'test'.
 
         Raises:
-            InputError: it is not there, or not in this form; the message says where it was looked for and
-                how to get it.
+            InputError: it is absent or has another form; the message says where it was looked for and how to get it.
         """
         require_split(split)
         builder = find_builder(self.name, data_directory(self.data_dir))
         require_prepared(self.name, builder)
         source = self._open(builder, self.train_split if split == "train" else self.test_split)
         size = source.num_examples * int(np.prod(source.image_shape))
-        source.rows(np.arange(1))  # files that are missing or cut short are found now, not in training
+        source.rows(np.arange(1))  # find missing or truncated files now, not in the middle of training
         return read_into_memory(source) if size <= self.in_memory_bytes else source
 
     def _open(self, builder: tfds.core.DatasetBuilder, split: str) -> RecordSource:
@@ -145,7 +77,7 @@ class TFDS:
         if not isinstance(label, tfds.features.ClassLabel):
             raise InputError(f"{self.name}: {self.label_key!r} is not a ClassLabel but {label}: set label_key")
         keys = self.image_key, self.label_key
-        # Decoding it ourselves is faster, and TFDS would print that OpenCV is not installed.
+        # Decode images here: it is faster, and TFDS would print that OpenCV is not installed.
         encoded = isinstance(image, tfds.features.Image)
         try:
             records = open_examples(builder, split, keys) if encoded else builder.as_data_source(split)
@@ -162,13 +94,19 @@ class TFDS:
         return features[key]
 
 
+# ---- Find a prepared data set --------------------------------------------------------------------------
+
+# name, name/config, name:1.2.3. A namespace ('huggingface:mnist') would make TFDS ask the network.
+_NAME = re.compile(r"\w+(/[\w.+-]+)?(:[\d*]+\.[\d*]+\.[\d*]+)?")
+
+
 def data_directory(data_dir: str | None) -> Path:
     """Return where prepared data sets are: `data_dir`, or TFDS's own default."""
     return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def find_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:
-    """Return TFDS's builder of the data set called `name` in `root`, prepared or not; asks no network."""
+    """Return TFDS's builder of the data set `name` in `root`, prepared or not, without using a network."""
     if not _NAME.fullmatch(name):
         raise InputError(f"data set name {name!r} is not of the form 'name', 'name/config' or 'name:1.2.3'")
     import tensorflow_datasets as tfds
@@ -181,18 +119,18 @@ def find_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:
         near = difflib.get_close_matches(re.split("[/:]", name)[0], {*known, *here})
         hint = f"; names near it: {', '.join(near)}" if near else ""
         raise InputError(f"TFDS knows no data set {name!r}, and none is prepared in {root}{hint}") from error
-    except Exception as error:  # no such config, no such version, or whatever a parser of its files raises
-        reason = one_line(error).rpartition('}": ')[2]  # after what TFDS repeats of its arguments
+    except Exception as error:  # no such config or version, or an error of a parser of its files
+        reason = one_line(error).rpartition('}": ')[2]  # skip the arguments that TFDS repeats
         raise InputError(f"TFDS cannot open {name!r} in {root}: {reason}") from error
 
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
-    """Say whether the data of `builder` are on disk."""
+    """Return whether the data of `builder` are on disk."""
     return (Path(builder.data_dir) / "dataset_info.json").exists()
 
 
 def require_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
-    """Raise InputError, which says how to mend it, unless the data are on disk, with random access."""
+    """Raise InputError, which says how to prepare them, unless the data are on disk with random access."""
     directory = Path(builder.data_dir)
     if not is_prepared(builder):
         others = [path.name for path in directory.parent.glob("*.*.*") if path.is_dir()]
@@ -220,3 +158,141 @@ def _how(name: str, root: str) -> str:
 def _command(name: str, root: str) -> str:
     builder = f"tfds.builder({name!r}, data_dir={root!r}, file_format='array_record')"
     return f'python -c "import tensorflow_datasets as tfds; {builder}.download_and_prepare()"'
+
+
+# ---- Parse examples ------------------------------------------------------------------------------------
+
+
+class Serialized(Protocol):
+    """What TFDS returns when it is asked for RAW_BYTES."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> bytes: ...
+
+    def __getitems__(self, indices: list[int]) -> Sequence[bytes]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Scalar features of serialized `tf.train.Example`s; safe in many threads.
+
+    Attributes:
+        serialized: the examples by index.
+        keys: the features to read.
+    """
+
+    serialized: Serialized
+    keys: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.serialized)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the features of an example, each bytes or an int; ValueError if one is missing or it is no example."""
+        return self._read(self.serialized[index])
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        """Return these examples: for small ones, 20 times as fast as one at a time."""
+        return [self._read(serialized) for serialized in self.serialized.__getitems__(indices)]
+
+    def _read(self, serialized: bytes) -> dict[str, Any]:
+        features = self._parsed(serialized).features.feature
+        return {key: _scalar(key, features[key]) for key in self.keys}
+
+    @functools.cached_property
+    def _parsed(self) -> Callable[[bytes], Any]:
+        from google.protobuf.message import DecodeError
+        from tensorflow_datasets.proto import tf_example_pb2  # here, because it takes seconds to import
+
+        def parsed(serialized: bytes) -> Any:
+            try:
+                return tf_example_pb2.Example.FromString(serialized)
+            except DecodeError as error:
+                raise ValueError("it is no tf.train.Example") from error
+
+        return parsed
+
+
+def open_examples(builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, ...]) -> Examples:
+    """Return the examples of a split that is prepared as ArrayRecord; ValueError if there is no such split."""
+    from tensorflow_datasets import decode
+
+    raw = decode.DeserializeMethod.RAW_BYTES
+    return Examples(builder.as_data_source(split, deserialize_method=raw, file_format="array_record"), keys)
+
+
+def _scalar(key: str, feature: Any) -> bytes | int:
+    values = feature.bytes_list.value or feature.int64_list.value
+    if len(values) != 1:
+        raise ValueError(f"its feature {key!r} has {len(values)} values instead of one")
+    return values[0]
+
+
+# ---- A source on disk ----------------------------------------------------------------------------------
+
+
+class RecordsReader(Protocol):
+    """What `RecordSource` needs of examples: how many there are, and several by their indices."""
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RecordSource:
+    """A source on disk: reads and decodes each example when it is asked for; safe in many threads.
+
+    An image in `records` is either its encoded bytes (PNG, JPEG, ...) or a decoded uint8 array. `origin` names the
+    data set in errors.
+    """
+
+    records: RecordsReader
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    image_key: str = "image"
+    label_key: str = "label"
+    origin: str = "the data set"
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are."""
+        return len(self.records)
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Read and decode these examples; InputError if that fails."""
+        try:
+            return self._read(indices)
+        except (RuntimeError, OSError, ValueError) as error:
+            reason = one_line(error)
+            raise InputError(
+                f"{self.origin} is damaged: {reason}. Remove its directory and prepare it again"
+            ) from error
+
+    def _read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        examples = self.records.__getitems__(indices.tolist())
+        image = np.empty((len(examples), *self.image_shape), np.uint8)
+        for pixels, example in zip(image, examples, strict=True):
+            pixels[...] = self._decoded(example[self.image_key])
+        label = np.array([example[self.label_key] for example in examples], np.int32)
+        require_labels(label, self.num_classes, self.origin)
+        return {"image": image, "label": label}
+
+    def _decoded(self, value: bytes | np.ndarray) -> np.ndarray:
+        if isinstance(value, np.ndarray):
+            return value
+        with Image.open(io.BytesIO(value)) as picture:
+            return np.asarray(to_mode(picture, PILLOW_MODES[self.image_shape[-1]])).reshape(self.image_shape)
+
+
+def read_into_memory(source: Source) -> ArraySource:
+    """Decode all of `source` once."""
+    image = np.empty((source.num_examples, *source.image_shape), np.uint8)
+    label = np.empty(source.num_examples, np.int32)
+    for start in range(0, source.num_examples, _CHUNK):
+        part = slice(start, min(start + _CHUNK, source.num_examples))
+        rows = source.rows(np.arange(part.start, part.stop))
+        image[part], label[part] = rows["image"], rows["label"]
+    return ArraySource(image, label, source.num_classes, tuple(getattr(source, "class_names", ())))

@@ -1,4 +1,4 @@
-"""Predictions as lines: for people, or one JSON object each."""
+"""The words of `jaxnet predict`: from arguments to picture files, from predictions to lines of text or JSON."""
 
 import json
 import os
@@ -11,16 +11,16 @@ from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.predictor import Prediction
 
-# ---- From the words of a command line to the files that they mean -------------------------------------
-
+# ---- Files ----------------------------------------------------------------------------------------------
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 def image_files(words: Iterable[str], stdin: Iterable[str]) -> Iterator[Path]:
-    """Files as they are, directories as the JPEG and PNG files in and below them, sorted; '-' is the lines of `stdin`.
+    """Yield the picture files that the arguments of a command mean.
 
-    Symbolic links are followed, but into no directory twice. What is not there is given too: reading it will say so.
+    A file is itself; a directory is the JPEG and PNG files in and below it, sorted; '-' is the lines of `stdin`.
+    Symbolic links are followed, but into no directory twice. A missing file is passed on: reading it gives the error.
     """
     for word in words:
         if word == "-":
@@ -35,7 +35,7 @@ def image_files(words: Iterable[str], stdin: Iterable[str]) -> Iterator[Path]:
 def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # an impossible file name
         return False
 
 
@@ -45,9 +45,9 @@ def _below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
         return
     seen.add((about.st_dev, about.st_ino))
     try:
-        names = sorted(os.listdir(directory))  # noqa: PTH208  # iterdir would begin before it fails
+        names = sorted(os.listdir(directory))  # noqa: PTH208  # iterdir may fail only after the first names
     except OSError:
-        yield directory  # reading it will say what is wrong
+        yield directory  # reading it gives the error
         return
     for name in names:
         path = directory / name
@@ -57,8 +57,11 @@ def _below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
             yield path
 
 
+# ---- Lines ----------------------------------------------------------------------------------------------
+
+
 def as_json(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
-    """One line: path, and labels with their probabilities, the likeliest first; or path and error.
+    """Return a prediction as one JSON object: path, and the likeliest labels with probabilities; or path and error.
 
     >>> as_json(Prediction(Path("a.png"), np.array([0.25, 0.75])), Inputs((8, 8, 1), 2, ("no", "yes")), top_k=1)
     '{"path": "a.png", "labels": ["yes"], "probabilities": [0.75]}'
@@ -74,7 +77,7 @@ def as_json(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
 
 
 def as_text(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
-    """One line: path, and labels with their probabilities, the likeliest first; or path and error.
+    """Return a prediction as one line: path, and the likeliest labels with probabilities; or path and error.
 
     >>> as_text(Prediction(Path("a.png"), np.array([0.25, 0.75])), Inputs((8, 8, 1), 2, ("no", "yes")), top_k=2)
     'a.png: yes 75.00%, no 25.00%'
@@ -87,13 +90,13 @@ def as_text(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
 
 
 def _likeliest(probabilities: np.ndarray, count: int) -> list[int]:
-    """The first of equals first."""
+    # A stable sort: among equals the lower label comes first.
     found: list[int] = np.argsort(-probabilities, kind="stable")[:count].tolist()
     return found
 
 
 def read_labels(path: Path, classes: int) -> tuple[str, ...]:
-    """One name a line; InputError unless there is one for each class."""
+    """Read a file with one name per line; InputError unless there is one for each class."""
     try:
         names = tuple(path.read_text().splitlines())
     except (OSError, UnicodeError) as error:

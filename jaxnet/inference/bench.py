@@ -1,4 +1,4 @@
-"""How long a network of the zoo takes for one batch, by the size of the batch."""
+"""Measure how long a network of the zoo takes for one batch, by batch size."""
 
 import math
 import time
@@ -13,7 +13,7 @@ import numpy as np
 from jaxnet.cost.tables import aligned
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
-from jaxnet.inference.predictor import Architecture, Weights, in_dtype
+from jaxnet.inference.network import Architecture, Weights, in_dtype
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.tasks.classification import Pixels
@@ -23,16 +23,16 @@ _WARM_UP = 3  # calls of each program that are not timed
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """One size of a batch.
+    """The times of one batch size.
 
     Attributes:
-        batch: images.
-        p50_ms: of the calls, half took no longer.
-        p99_ms: the same of 99 in 100.
-        min_ms: the fastest.
-        images_per_second: with one batch after the other, over all timed calls.
-        compile_seconds: from the traced function to the program.
-        temporary_bytes: that the program needs beside its arguments and results; None where the backend does not say.
+        batch: images in a batch.
+        p50_ms: median time of a call.
+        p99_ms: 99th percentile.
+        min_ms: the fastest call.
+        images_per_second: throughput of one batch after the other, over all timed calls.
+        compile_seconds: time from the lowered program to the compiled one.
+        temporary_bytes: memory beside arguments and results; None if the backend does not say.
     """
 
     batch: int
@@ -46,7 +46,7 @@ class LatencyRow:
 
 @dataclass(frozen=True)
 class LatencyReport:
-    """What was measured, and on what."""
+    """The measured times, with the network and the device."""
 
     model: str
     image_shape: tuple[int, int, int]
@@ -59,7 +59,7 @@ class LatencyReport:
     rows: tuple[LatencyRow, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
@@ -72,9 +72,9 @@ def bench_inference(
     image: int | None = None,
     iterations: int = 50,
 ) -> LatencyReport:
-    """Time calls with random weights, of batches that lie on the device: normalization, network and softmax.
+    """Time calls with random weights and batches that are on the device: normalization, network and softmax.
 
-    Calls of all sizes alternate, so that what else the machine does meets all of them; each is waited for.
+    Calls of all sizes alternate, so that other load on the machine affects all of them; each call is waited for.
 
     Raises:
         InputError: there is no such network, or it does not take such images.
@@ -122,7 +122,7 @@ def _architecture(name: str, dtype: str, width: float, image: int | None) -> Arc
 
 
 def _random_weights(architecture: Architecture) -> dict[str, np.ndarray]:
-    """Kernels that keep activations near 1, and no bias; the network's own would have to be compiled first."""
+    """Return kernels that keep activations near 1, and no bias. The network's own `init` would need compiling."""
     draw = np.random.default_rng(0)
 
     def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -155,14 +155,13 @@ def _row(batch: int, seconds: np.ndarray, program: tuple[jax.stages.Compiled, fl
     )
 
 
-# ---- A benchmark of inference as a table and as a picture ---------------------------------------------
-
+# ---- Table and picture ----------------------------------------------------------------------------------
 
 _COLUMNS = ("batch", "p50 ms", "p99 ms", "min ms", "images/s", "compile s", "temporary MiB")
 
 
 def bench_text(report: LatencyReport) -> str:
-    """A line a size."""
+    """Return the report as a table, one line per batch size."""
     shape = "x".join(map(str, report.image_shape))
     head = [
         f"{report.model} on {report.device}, {shape} images, {report.dtype}, width {report.width:g}; "
@@ -179,7 +178,7 @@ def _cells(row: LatencyRow) -> tuple[str, ...]:
 
 
 def plot_inference(report: LatencyReport, path: Path) -> None:
-    """Write a PNG: latency and throughput against the size of the batch."""
+    """Write a PNG of latency and throughput against batch size."""
     from matplotlib.figure import Figure
 
     batches = [row.batch for row in report.rows]

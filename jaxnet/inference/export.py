@@ -1,10 +1,11 @@
-"""A trained network as a StableHLO program that JAX alone runs, from uint8 images to probabilities.
+"""Write and read a trained network as a StableHLO program that JAX alone runs, from uint8 images to probabilities.
 
     FILE                        what jax.export serializes
-    FILE.weights.safetensors    the weights, where they are not inside
+    FILE.weights.safetensors    the weights, if they are not inside
     FILE.json                   images and classes, the version of JAX, and the digests of the others
 
-Written in another order: the description last, so that it is only there when all is there.
+An older description is deleted first and the new one is written last, so a description is there only while all files
+belong together.
 """
 
 import hashlib
@@ -20,14 +21,15 @@ from safetensors.numpy import save_file
 
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
-from jaxnet.inference.predictor import Network, Predictor, batch_sizes
+from jaxnet.inference.network import Network
+from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.models import inference_options
 from jaxnet.weights import file_digest
 from jaxnet.weights.files import open_to_others, read_safetensors
 
 FORMAT = "jaxnet exported network 1"
 PLATFORMS = ("cpu", "cuda", "tpu")
-_MOST_INSIDE = 2**30  # a file of jax.export cannot be larger than twice this
+_MOST_INSIDE = 2**30  # largest weights inside a program: a file of jax.export cannot be larger than twice this
 
 
 def export(
@@ -38,14 +40,14 @@ def export(
     platforms: Sequence[str] = PLATFORMS,
     separate_weights: bool = False,
 ) -> list[Path]:
-    """Write `network` to `out` and what belongs beside it; returns the files.
+    """Write `network` to `out`, and the files beside it; return their paths.
 
     Args:
-        network: its parameters are either constants of the program or its first argument, by name.
+        network: its parameters become constants of the program, or its first argument, by name.
         out: the program. `jax.export.deserialize(bytearray(out.read_bytes())).call(images)` runs it; with separate
             weights, `.call(safetensors.numpy.load_file(...), images)`.
-        batch: the only size of a batch that it takes; None: any.
-        platforms: where it shall run, of cpu, cuda and tpu.
+        batch: the only batch size that it takes; None: any.
+        platforms: where it can run: some of cpu, cuda and tpu.
         separate_weights: put the parameters beside the program.
 
     Raises:
@@ -77,12 +79,12 @@ def export(
 
 
 def description_path(out: Path) -> Path:
-    """Where the description of an exported program is."""
+    """Return where the description of an exported program is."""
     return out.with_name(f"{out.name}.json")
 
 
 def weights_path(out: Path) -> Path:
-    """Where the weights of an exported program are, unless they are inside."""
+    """Return where the weights of an exported program are, unless they are inside."""
     return out.with_name(f"{out.name}.weights.safetensors")
 
 
@@ -96,7 +98,7 @@ def _exported(network: Network, batch: int | None, platforms: Sequence[str], sep
             return jax_export.export(jax.jit(architecture.probabilities), platforms=platforms)(shapes, images)
         program = jax.jit(lambda images: architecture.probabilities(weights, images))
         return jax_export.export(program, platforms=platforms)(images)
-    except Exception as error:  # a network may not be traceable with a size that is not a number, or not lower there
+    except Exception as error:  # not every network can be traced with a symbolic size, or lowered for every platform
         hint = "; try a fixed size with --batch" if batch is None else ""
         raise InputError(f"{network.where} cannot be exported for {', '.join(platforms)}: {error}{hint}") from error
 
@@ -116,13 +118,14 @@ def _write(path: Path, content: bytes) -> None:
     scratch.replace(path)
 
 
-# ---- A predictor from what `jaxnet export` wrote: the files are verified, and only JAX runs what is in them
+# ---- Read an exported network ---------------------------------------------------------------------------
 
 
 def load_exported(path: Path, batch: int = 32) -> Predictor:
-    """The exported network, in batches of up to `batch`, or of the one size that it takes.
+    """Return the exported network, in batches of up to `batch`, or of the one size that it takes.
 
-    The file is a program: it computes what its author wants, though it can reach no file and no network by itself.
+    The files are verified by their digests, and only JAX runs the program. The program computes what its author wants,
+    but it can reach no file and no network by itself.
 
     Raises:
         InputError: it was not written by `jaxnet export`, has changed since, or is for other platforms or a newer JAX.
@@ -166,7 +169,7 @@ def _deserialized(path: Path, written_by: str) -> jax_export.Exported:
     exported = jax_export.deserialize(bytearray(path.read_bytes()))
     try:
         exported.mlir_module()
-    except Exception as error:  # StableHLO promises that newer versions read what older ones wrote, and no more
+    except Exception as error:  # StableHLO promises only that newer versions read what older ones wrote
         raise InputError(
             f"{path} was written with JAX {written_by}, and JAX {jax.__version__} cannot read it: export it with the "
             "older of the two"

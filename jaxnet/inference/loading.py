@@ -1,159 +1,28 @@
-"""From a workdir, a checkpoint or a file of weights to a network, and from there to a predictor."""
+"""Load a trained network, from a workdir, a checkpoint, a file of weights or an exported program."""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 
-import jaxnet.data
-import jaxnet.models
 from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves
-from jaxnet.checkpoints.files import described, differences
+from jaxnet.checkpoints.leaves import described, differences_text
 from jaxnet.config.file import load_config
-from jaxnet.config.keys import conforms, describe, field_types, is_group, is_plain, key_values
 from jaxnet.data import Inputs, inputs_of, open_split
 from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError
 from jaxnet.inference.export import load_exported
-from jaxnet.inference.predictor import Architecture, Network, Predictor, Weights, batch_sizes, in_dtype
+from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
+from jaxnet.inference.predictor import Predictor, batch_sizes
+from jaxnet.inference.settings import rebuild_data, rebuild_model, rebuild_pixels, with_trained_values
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.tasks.classification import Pixels
 from jaxnet.weights import HALVES, WeightsMetadata, checked_pixels, is_auxiliary, read_variables
-
-# ---- Saved settings as objects again. A file may name a class of jaxnet, which is looked up; nothing is ever imported
-#
-# Settings are what `jaxnet.config.keys.flatten` writes: of an object its class, of its fields their values.
-
-
-Settings = Mapping[str, Any]
-
-
-def rebuilt_model(settings: Settings, where: str) -> nn.Module:
-    """The model of a run, if its class is one of jaxnet.models; `where` is what to call the file."""
-    modules = _classes(vars(jaxnet.models).values(), nn.Module)
-    return rebuilt(settings, "model", modules, where)
-
-
-def rebuilt_pixels(settings: Settings, where: str) -> Pixels:
-    """How a run normalized images."""
-    return rebuilt(settings, "pixels", _classes([Pixels]), where)
-
-
-def rebuilt_data(settings: Settings, where: str) -> Any:
-    """The data set of a run, if its class is one of jaxnet.data."""
-    there = (value for value in vars(jaxnet.data).values() if hasattr(value, "load"))
-    return rebuilt(settings, "data", _classes(there), where)
-
-
-def _classes(values: Iterable[Any], base: type = object) -> dict[str, type]:
-    found = [value for value in values if isinstance(value, type) and issubclass(value, base)]
-    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
-
-
-def rebuilt(settings: Settings, key: str, known: Mapping[str, type], where: str) -> Any:
-    """The object that was saved under `key`.
-
-    Raises:
-        InputError: its class is not `known`, or does not take the fields that were saved.
-
-    >>> settings = {"pixels": "jaxnet.tasks.classification.Pixels", "pixels.mean": [0.1], "pixels.std": [0.2]}
-    >>> rebuilt_pixels(settings, "a checkpoint").mean
-    (0.1,)
-    """
-    name = settings.get(key)
-    if not isinstance(name, str) or name not in known:
-        raise InputError(
-            f"{where}: its {key} is {name!r:.80}, which is not of jaxnet and is not loaded; give the config that it "
-            "was trained with, as --config FILE: that is a Python program, which is then run"
-        )
-    prefix = f"{key}."
-    fields = {path.removeprefix(prefix): _tuples(value) for path, value in settings.items() if path.startswith(prefix)}
-    try:
-        made = known[name](**fields)
-    except Exception as error:  # whatever the class has against the values
-        raise InputError(f"{where}: its {key}, {name}, cannot be made again: {error}") from error
-    for path, value, kind in key_values(made):
-        if not conforms(value, kind):
-            raise InputError(f"{where}: {key}.{path} is {value!r:.60}, wanted {describe(kind)}")
-    return made
-
-
-def as_trained(given: Any, settings: Settings, prefix: str) -> Any:
-    """An object of a config with the plain values that the run had under `prefix`, as `strides=2` on its command line.
-
-    >>> as_trained(Pixels(), {"pixels.mean": [0.1], "pixels.other": 3}, "pixels.").mean
-    (0.1,)
-    """
-    if not is_group(given):
-        return given
-    changed = {}
-    for name, kind in field_types(given).items():
-        old, key = getattr(given, name), f"{prefix}{name}"
-        new = _tuples(settings.get(key, old))
-        if is_group(old):
-            changed[name] = as_trained(old, settings, f"{key}.")
-        elif is_plain(old) and conforms(new, kind) and new != old:
-            changed[name] = new
-    return dataclasses.replace(given, **changed) if changed else given
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-# ---- A network of the zoo with weights that `jaxnet import` converted ---------------------------------
-
-
-_PIXELS = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # torchvision's, and DeiT's in timm
-_MARGIN = 8 / 7  # 224 is cut out of 256, and the same in other sizes
-_PHOTO = 224  # smaller images are resized as a whole
-
-
-def network_of_weights(path: Path, model: str | None = None) -> Network:
-    """The network that the file names, or `model`.
-
-    Images are prepared as torchvision does for its own weights, but for a mean and std that the import was told.
-
-    Raises:
-        InputError: the file is not one of `jaxnet import`, or its weights are not those of this network.
-    """
-    variables, about = read_variables(path)
-    name = model or about.model
-    if name not in ZOO:
-        raise InputError(f"{path}: there is no network {name!r}; {nearest(name)}")
-    if lacking := [leaf for leaf in about.left_out if not is_auxiliary(leaf)]:
-        raise InputError(
-            f"{path} lacks {', '.join(lacking[:3])}, which the import left out: train it first, with "
-            f"initial_weights={path}"
-        )
-    entry = ZOO[name]
-    height, _, channels = entry.image
-    inputs = Inputs(entry.image, about.num_classes, resize=round(height * _MARGIN) if height >= _PHOTO else None)
-    module = entry.build(num_classes=about.num_classes)
-    if about.left_out and hasattr(module, "auxiliary"):  # heads that serve in training alone
-        module = module.clone(auxiliary=False)
-    architecture = Architecture(module, _pixels(about, name, channels, path), inputs)
-    architecture.check(str(path))
-    # What a network has for training alone, such as auxiliary heads, is there and not wanted.
-    there = {leaf: variables[leaf] for leaf in architecture.shapes if leaf in variables}
-    wrong = differences(described(there), described(architecture.shapes))
-    if wrong:
-        raise InputError(f"{path} does not hold the weights of {name}: {'; '.join(wrong[:5])}")
-    return Network(architecture, jax.device_put(there, jax.devices()[0]), str(path))
-
-
-def _pixels(about: WeightsMetadata, name: str, channels: int, path: Path) -> Pixels:
-    """As the file says, or as is usual for the network."""
-    if about.mean is not None or about.std is not None:
-        return Pixels(*checked_pixels(about.mean, about.std, channels, str(path)))
-    return Pixels(mean=(0.5,), std=(0.5,)) if name in HALVES or channels != 3 else _PIXELS
-
 
 _BEST = Best("accuracy", "max")
 
@@ -169,22 +38,22 @@ def load(
     member: int | None = None,
     batch: int = 32,
 ) -> Predictor:
-    """What was trained, ready to be called with images, on the first device.
+    """Return a trained network, ready to be called with images, on the first device.
 
     Args:
         path: the workdir of a run, its checkpoints, one of them, a .safetensors file that `jaxnet import` wrote, or a
-            program that `jaxnet export` wrote, which is run as it is.
-        step: the checkpoint of that step; default: the newest that is as it was written.
-        best: the most accurate checkpoint instead.
-        model: for a file of weights, the network's name in the zoo, where the file does not say it.
-        config: the config that the run was trained with: a Python program, which is run; needed where the model is
-            not one of jaxnet.models.
-        dtype: of the parameters and of the computation, instead of those that were trained.
-        member: of an ensemble, the network of that number alone, from 0; default: the mean of what all predict.
+            program that `jaxnet export` wrote.
+        step: load the checkpoint of this step; default: the newest intact one.
+        best: load the most accurate checkpoint instead.
+        model: for a file of weights, the network's name in the zoo, if the file does not say it.
+        config: the config that the run was trained with: a Python program, which is run. Needed if the model is not one
+            of jaxnet.models.
+        dtype: the dtype of parameters and computation, instead of the trained one.
+        member: load only this network of an ensemble, counted from 0; default: the mean of all predictions.
         batch: the largest batch that is run at once.
 
     Raises:
-        InputError: there is nothing to load, it is damaged, or it is of a kind that is not loaded.
+        InputError: there is nothing to load, it is damaged, or it is of a kind that cannot be loaded.
     """
     path = Path(path)
     if path.is_file() and path.suffix != ".safetensors":
@@ -211,7 +80,7 @@ def load_network(
     dtype: str | None = None,
     member: int | None = None,
 ) -> Network:
-    """As `load`, without the function around it."""
+    """Return the network that `load` would call; the arguments are those of `load`. Programs have no network."""
     path = Path(path)
     if step is not None and best:
         raise InputError(f"step {step} and the best: wanted one of them")
@@ -221,8 +90,8 @@ def load_network(
         return _in_dtype(network_of_weights(path, model), dtype)
     if model is not None:
         raise InputError(f"model {model}: a run says itself what it trained; this is for files of weights alone")
-    root, step = _place(path, step, best)
-    with _of_this_program(path):
+    root, step = _locate(path, step, best)
+    with _require_run(path):
         found = find_checkpoint(root, step, _BEST if best else None)
         architecture = _architecture(found, config)
         architecture.check(str(found.path))
@@ -231,7 +100,7 @@ def load_network(
 
 
 def _member(network: Network, member: int | None) -> Network:
-    """One network of an ensemble, or all that there are."""
+    """Return one network of an ensemble; all of them if `member` is None."""
     if member is None:
         return network
     members = network.architecture.members
@@ -246,8 +115,11 @@ def _in_dtype(network: Network, dtype: str | None) -> Network:
     return Network(network.architecture.in_dtype(dtype), in_dtype(network.weights, dtype), network.where)
 
 
-def _place(path: Path, step: int | None, best: bool) -> tuple[Path, int | None]:
-    """Where the steps are, and which one a path into them means."""
+# ---- A checkpoint of a run -----------------------------------------------------------------------------
+
+
+def _locate(path: Path, step: int | None, best: bool) -> tuple[Path, int | None]:
+    """Return the directory of the steps, and the step that `path` names if it is one of them."""
     if not path.is_dir():
         raise InputError(
             f"{path}: {'not a directory' if path.exists() else 'no such file or directory'}; wanted the workdir of a "
@@ -264,8 +136,8 @@ def _place(path: Path, step: int | None, best: bool) -> tuple[Path, int | None]:
 
 
 @contextlib.contextmanager
-def _of_this_program(path: Path) -> Iterator[None]:
-    """A checkpoint of another program holds other things."""
+def _require_run(path: Path) -> Iterator[None]:
+    """Turn the errors that the checkpoint of another program causes into one InputError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError) as error:
@@ -274,26 +146,26 @@ def _of_this_program(path: Path) -> Iterator[None]:
 
 def _architecture(found: FoundCheckpoint, config: str | Path | None) -> Architecture:
     where, settings = str(found.path), found.extra["config"]
-    pixels = rebuilt_pixels(settings, where)
+    pixels = rebuild_pixels(settings, where)
     if config is None:
-        model, data = rebuilt_model(settings, where), lambda: rebuilt_data(settings, where)
-    else:  # it says what the classes are; their fields are those of the run, which overrides may have changed
+        model, data = rebuild_model(settings, where), lambda: rebuild_data(settings, where)
+    else:  # the config has the classes; their fields come from the run, whose command line may have changed them
         given = load_config(config)
-        model, data = as_trained(given.model, settings, "model."), lambda: given.data
-    members = settings.get("ensemble.members", 1)  # a run from before there were ensembles does not say
+        model, data = with_trained_values(given.model, settings, "model."), lambda: given.data
+    members = settings.get("ensemble.members", 1)  # older runs did not save it
     if not isinstance(members, int) or members < 1:
         raise InputError(f"{where}: ensemble.members is {members!r:.80}, wanted a number of at least 1")
     return Architecture(model, pixels, _inputs(found.extra, data), members)
 
 
 def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs:
-    """As they were saved; a run that saved none had a data set, which can be asked."""
+    """Return the saved inputs; if the run saved none, those of its data set."""
     saved = extra.get("inputs")
     return inputs_of(open_split(data(), "test")) if saved is None else Inputs.from_json(saved)
 
 
 def _weights(found: FoundCheckpoint, architecture: Architecture) -> Weights:
-    """Those that the run evaluates: the averaged parameters where there are any."""
+    """Read the weights that the run evaluates: the averaged parameters if there are any."""
     averaged = any(name.startswith("average/") for name in found.leaves)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     saved = {name: _saved_name(name, averaged) for name in architecture.shapes}
@@ -306,8 +178,54 @@ def _weights(found: FoundCheckpoint, architecture: Architecture) -> Weights:
 
 
 def _saved_name(name: str, averaged: bool) -> str:
-    """The leaf of a train state that holds a weight."""
+    """Return the leaf of a train state that holds a weight."""
     collection, _, rest = name.partition("/")
     if collection != "params":
         return f"stats/{name}"
     return f"average/{rest}" if averaged else name
+
+
+# ---- A file of weights ---------------------------------------------------------------------------------
+
+_PIXELS = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # torchvision's, and DeiT's in timm
+_MARGIN = 8 / 7  # 224 is cut out of 256, and likewise at other sizes
+_PHOTO = 224  # smaller images are resized whole
+
+
+def network_of_weights(path: Path, model: str | None = None) -> Network:
+    """Return the network that a file of `jaxnet import` names, or `model`, with the weights of the file.
+
+    Images are prepared as torchvision does for its own weights, unless the import was given a mean and std.
+
+    Raises:
+        InputError: `jaxnet import` did not write the file, or its weights are not those of this network.
+    """
+    variables, about = read_variables(path)
+    name = model or about.model
+    if name not in ZOO:
+        raise InputError(f"{path}: there is no network {name!r}; {nearest(name)}")
+    if lacking := [leaf for leaf in about.left_out if not is_auxiliary(leaf)]:
+        raise InputError(
+            f"{path} lacks {', '.join(lacking[:3])}, which the import left out: train it first, with "
+            f"initial_weights={path}"
+        )
+    entry = ZOO[name]
+    height, _, channels = entry.image
+    inputs = Inputs(entry.image, about.num_classes, resize=round(height * _MARGIN) if height >= _PHOTO else None)
+    module = entry.build(num_classes=about.num_classes)
+    if about.left_out and hasattr(module, "auxiliary"):  # drop heads for training alone, which the file lacks
+        module = module.clone(auxiliary=False)
+    architecture = Architecture(module, _pixels(about, name, channels, path), inputs)
+    architecture.check(str(path))
+    # The file may hold more than inference needs, such as auxiliary heads.
+    there = {leaf: variables[leaf] for leaf in architecture.shapes if leaf in variables}
+    if wrong := differences_text(described(there), described(architecture.shapes)):
+        raise InputError(f"{path} does not hold the weights of {name}: {wrong}")
+    return Network(architecture, jax.device_put(there, jax.devices()[0]), str(path))
+
+
+def _pixels(about: WeightsMetadata, name: str, channels: int, path: Path) -> Pixels:
+    """Return the normalization that the file names, or else the usual one of the network."""
+    if about.mean is not None or about.std is not None:
+        return Pixels(*checked_pixels(about.mean, about.std, channels, str(path)))
+    return Pixels(mean=(0.5,), std=(0.5,)) if name in HALVES or channels != 3 else _PIXELS

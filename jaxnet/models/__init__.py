@@ -1,24 +1,55 @@
-"""What is trained. No parallel code inside."""
+"""The networks that are trained. No parallel code inside.
 
-from jaxnet.models.alexnet import AlexNet as AlexNet
-from jaxnet.models.alexnet import AlexNet2012 as AlexNet2012
-from jaxnet.models.cnn import CNN as CNN
-from jaxnet.models.cnn import Cifar10 as Cifar10
-from jaxnet.models.googlenet import GoogLeNet as GoogLeNet
-from jaxnet.models.inception_v3 import InceptionV3 as InceptionV3
-from jaxnet.models.lstm import LSTM as LSTM
-from jaxnet.models.model import Heads as Heads
-from jaxnet.models.model import Model as Model
-from jaxnet.models.model import Variables as Variables
-from jaxnet.models.model import abstract_variables as abstract_variables
-from jaxnet.models.model import from_linen as from_linen
-from jaxnet.models.model import from_nnx as from_nnx
-from jaxnet.models.model import inference_options as inference_options
-from jaxnet.models.model import network_options as network_options
-from jaxnet.models.model import once_options as once_options
-from jaxnet.models.nin import NetworkInNetwork as NetworkInNetwork
-from jaxnet.models.resnet import ResNet as ResNet
-from jaxnet.models.vgg import VGG as VGG
-from jaxnet.models.vit import ViT as ViT
-from jaxnet.models.zoo import ZOO as ZOO
-from jaxnet.models.zoo import Entry as Entry
+The boundary to training:
+
+- `Model`: a pair of pure functions, init and apply; `Variables` is what a model holds, `Heads` what one with auxiliary
+  classifiers gives in training. `abstract_variables`: the shapes alone.
+- `from_linen`, `from_nnx`: a Flax module as a `Model`.
+- `network_options`, `inference_options`, `once_options`: XLA compile options by the kind of program.
+
+Networks:
+
+- `CNN`, `Cifar10`, `AlexNet`, `AlexNet2012`, `NetworkInNetwork`, `VGG`, `GoogLeNet`, `InceptionV3`, `ResNet`, `LSTM`,
+  `ViT`: Flax Linen modules, one file each.
+- `ZOO`: an `Entry` for each network that the command line knows by name.
+
+`layers`, `convolution`, `pooling` and `inception` hold what they share.
+"""
+
+from jaxnet.models.alexnet import AlexNet, AlexNet2012
+from jaxnet.models.cnn import CNN, Cifar10
+from jaxnet.models.compile_options import inference_options, network_options, once_options
+from jaxnet.models.googlenet import GoogLeNet
+from jaxnet.models.inception_v3 import InceptionV3
+from jaxnet.models.lstm import LSTM
+from jaxnet.models.model import Heads, Model, Variables, abstract_variables, from_linen, from_nnx
+from jaxnet.models.nin import NetworkInNetwork
+from jaxnet.models.resnet import ResNet
+from jaxnet.models.vgg import VGG
+from jaxnet.models.vit import ViT
+from jaxnet.models.zoo import ZOO, Entry
+
+__all__ = [
+    "CNN",
+    "LSTM",
+    "VGG",
+    "ZOO",
+    "AlexNet",
+    "AlexNet2012",
+    "Cifar10",
+    "Entry",
+    "GoogLeNet",
+    "Heads",
+    "InceptionV3",
+    "Model",
+    "NetworkInNetwork",
+    "ResNet",
+    "Variables",
+    "ViT",
+    "abstract_variables",
+    "from_linen",
+    "from_nnx",
+    "inference_options",
+    "network_options",
+    "once_options",
+]

@@ -1,4 +1,4 @@
-"""AlexNet: of 2012, as Caffe has it, and of 2014 ("one weird trick"), which is torchvision's."""
+"""AlexNet: the network of 2014 ("one weird trick"), which is torchvision's, and that of 2012, as Caffe has it."""
 
 import math
 
@@ -13,16 +13,16 @@ from jaxnet.models.pooling import adaptive_avg_pool, max_pool
 
 
 class AlexNet(nn.Module):
-    """AlexNet for one device (Krizhevsky, 2014, "One weird trick"), layer by layer torchvision's.
+    """AlexNet for one device (Krizhevsky, 2014, "One weird trick"), with the same layers as torchvision's.
 
-    Neither groups nor response normalization; its five convolutions have fewer channels than those of 2012. Weights
-    start as PyTorch's layers do: uniform within 1 / sqrt(inputs of a unit), biases too.
+    It has neither groups nor response normalization, and its five convolutions have fewer channels than those of 2012.
+    Weights and biases start as PyTorch's do: uniform within 1 / sqrt(inputs of a unit).
 
     Attributes:
         num_classes: width of the logits.
         width: factor on every hidden number of channels and units.
         dropout: rate before each hidden dense layer.
-        dtype: of computation; parameters are float32.
+        dtype: dtype of computation; parameters are float32.
     """
 
     num_classes: int
@@ -36,7 +36,7 @@ class AlexNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         x = images.astype(self.dtype)
         x = max_pool(nn.relu(self._conv(x, "features_0", 64, 11, stride=4, padding=2)), 3, 2)
         x = max_pool(nn.relu(self._conv(x, "features_3", 192, 5, padding=2)), 3, 2)
@@ -83,17 +83,19 @@ def _bias(inputs: int) -> Initializer:
 class AlexNet2012(nn.Module):
     """AlexNet as it won ImageNet (Krizhevsky et al., 2012), or as Caffe rebuilt it.
 
-    Convolutions 2, 4 and 5 have two groups, which were two GPUs; pooling overlaps, and the responses of layers 1 and 2
-    are normalized. Images of 227x227 give the sizes of the paper's figure. Weights start normal with a deviation of
-    0.01, biases at 1 in convolutions 2, 4, 5 and in hidden dense layers, which keeps units alive early.
+    Convolutions 2, 4 and 5 have two groups, one for each of the two GPUs of the time. Pooling windows overlap, and the
+    responses of layers 1 and 2 are normalized. Images of 227x227 give the sizes of the paper's figure. Weights start
+    normal with a deviation of 0.01, biases at 1 in convolutions 2, 4, 5 and in hidden dense layers, which keeps units
+    alive early.
 
     Attributes:
         num_classes: width of the logits.
-        caffe: CaffeNet (Jia et al., 2014): pool before the normalization, whose constants are Caffe's defaults (k 1,
-            alpha 1e-4 / 5, in place of the paper's 2 and 1e-4); hidden dense layers start with a deviation of 0.005.
+        caffe: CaffeNet (Jia et al., 2014): pooling comes before the normalization, whose constants are Caffe's defaults
+            (k 1, alpha 1e-4 / 5, instead of the paper's 2 and 1e-4); hidden dense layers start with a deviation of
+            0.005.
         width: factor on every hidden number of channels and units.
         dropout: rate after each hidden dense layer.
-        dtype: of computation; parameters are float32.
+        dtype: dtype of computation; parameters are float32.
     """
 
     num_classes: int
@@ -108,7 +110,7 @@ class AlexNet2012(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         x = images.astype(self.dtype)
         x = self._pooled_norm(nn.relu(self._conv("conv1", 96, 11, stride=4)(x)))
         x = self._pooled_norm(nn.relu(self._conv("conv2", 256, 5, groups=2, padding=2)(x)))
@@ -139,7 +141,7 @@ class AlexNet2012(nn.Module):
             feature_group_count=groups,
             dtype=self.dtype,
             kernel_init=normal_init(0.01, 1.0 if name == "conv1" else self.width),
-            # The layers with two groups are those whose biases start at 1.
+            # Biases start at 1 in the layers with two groups, and at 0 in the others.
             bias_init=nn.initializers.constant(float(groups == 2)),
             name=name,
         )

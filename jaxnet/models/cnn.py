@@ -1,4 +1,4 @@
-"""A small convolutional network for small grey or colour images."""
+"""Small convolutional networks for small images: `CNN`, and the two of Caffe's CIFAR-10 example."""
 
 import flax.linen as nn
 import jax
@@ -25,13 +25,13 @@ class CNN(nn.Module):
     Attributes:
         num_classes: width of the logits.
         widths: channels of each block; each block halves height and width.
-        convs: convolutions a block.
+        convs: convolutions in each block.
         hidden: units of the hidden dense layer.
         norm: BatchNorm after each convolution.
         dropout: rate before the last layer.
-        smooth: GELU and mean pooling instead of ReLU and max pooling, whose kinks turn a difference in the last
-            bit into one that grows: for comparing runs that sum in another order.
-        dtype: of computation; parameters are float32.
+        smooth: GELU and mean pooling instead of ReLU and max pooling. For comparing runs that sum in another order: at
+            the kinks of ReLU and max a difference in the last bit starts to grow.
+        dtype: dtype of computation; parameters are float32.
         norm_axes: mesh axes that share BatchNorm's statistics.
     """
 
@@ -52,7 +52,7 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         _, height, width, _ = images.shape
         halvings = min(height, width).bit_length() - 1
         if len(self.widths) > halvings:
@@ -77,21 +77,19 @@ class CNN(nn.Module):
         return nn.Dense(self.num_classes, dtype=self.dtype, name="dense_1")(x).astype(jnp.float32)
 
 
-# ---- The two networks of Caffe's CIFAR-10 example, after Krizhevsky's cuda-convnet --------------------
-
-
 class Cifar10(nn.Module):
-    """Three 5x5 convolutions with overlapping pooling: first by the maximum, before the ReLU, then by the mean.
+    """Three 5x5 convolutions with overlapping pooling: max pooling before the first ReLU, mean pooling afterwards.
 
-    CIFAR10-quick has two dense layers with nothing between them; CIFAR10-full has one, and normalizes the responses
-    of its first two layers within each channel. Weights start normal, biases at 0:
-    the deviations suit images in Caffe's scale, 0 to 255 less the mean.
+    These are the networks of Caffe's CIFAR-10 example, after Krizhevsky's cuda-convnet. CIFAR10-quick has two dense
+    layers with nothing between them. CIFAR10-full has one, and normalizes the responses of its first two layers within
+    each channel. Weights start normal, biases at 0; the deviations suit images in Caffe's scale, 0 to 255 minus the
+    mean.
 
     Attributes:
         num_classes: width of the logits.
         full: CIFAR10-full rather than CIFAR10-quick.
         width: factor on every hidden number of channels and units.
-        dtype: of computation; parameters are float32.
+        dtype: dtype of computation; parameters are float32.
     """
 
     num_classes: int
@@ -105,7 +103,7 @@ class Cifar10(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         del train, keys
         norm = spatial_response_norm if self.full else _same
         x = images.astype(self.dtype)

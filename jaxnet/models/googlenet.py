@@ -1,128 +1,17 @@
 """GoogLeNet, the first Inception network (Szegedy et al., 2015), as published and as torchvision has it."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.nn.initializers import Initializer
 
-from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import BatchNorm, Dtype, ExampleDropout, local_response_norm, require_positive, scaled
+from jaxnet.models.inception import Branch, Conv, ConvRelu, Joined, Style
+from jaxnet.models.layers import Dtype, ExampleDropout, local_response_norm, require_positive, scaled
 from jaxnet.models.model import Heads
 from jaxnet.models.pooling import adaptive_avg_pool, avg_pool, max_pool
 
-# ---- What the two Inception networks are made of: convolutions, and modules whose branches are joined -
-
-
-Pool = Callable[[jax.Array], jax.Array]
-
-
-class Conv(NamedTuple):
-    """A convolution of a branch.
-
-    Attributes:
-        name: of the layer.
-        channels: before `width` multiplies them.
-        size: height and width of its windows, odd.
-        stride: between windows.
-        padded: by half a window on each side, or not at all.
-    """
-
-    name: str
-    channels: int
-    size: int | tuple[int, int] = 1
-    stride: int = 1
-    padded: bool = True
-
-
-class Fork(NamedTuple):
-    """Convolutions of the same input, whose outputs are joined."""
-
-    convs: tuple[Conv, ...]
-
-
-Branch = tuple[Conv | Pool | Fork, ...]
-"""Layers one after the other."""
-
-
-class Style(NamedTuple):
-    """How every convolution of a network is made.
-
-    Attributes:
-        norm: BatchNorm (epsilon 0.001) after each convolution, rather than a bias.
-        kernel: how kernels start.
-        bias: what biases start as.
-        width: multiplies the channels.
-        dtype: of computation.
-        norm_axes: mesh axes that share BatchNorm's statistics.
-    """
-
-    norm: bool
-    kernel: Initializer
-    bias: float
-    width: float
-    dtype: Dtype
-    norm_axes: tuple[str, ...]
-
-
-class ConvRelu(nn.Module):
-    """A convolution, BatchNorm where the style has it, and ReLU: `conv` and `bn`, as torchvision calls them."""
-
-    layer: Conv
-    style: Style
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """[batch, h, w, c] to [batch, h', w', channels]."""
-        layer, style = self.layer, self.style
-        size = layer.size if isinstance(layer.size, tuple) else (layer.size, layer.size)
-        conv = Convolution(
-            scaled(layer.channels, style.width),
-            size,
-            layer.stride,
-            [(n // 2, n // 2) if layer.padded else (0, 0) for n in size],
-            use_bias=not style.norm,
-            dtype=style.dtype,
-            kernel_init=style.kernel,
-            bias_init=nn.initializers.constant(style.bias),
-            name="conv",
-        )
-        x = conv(x)
-        if style.norm:
-            x = BatchNorm(style.norm_axes, style.dtype, train=train, name="bn", epsilon=1e-3)(x)
-        return nn.relu(x)
-
-
-class Joined(nn.Module):
-    """An Inception module: branches over the same input, whose outputs are joined along the channels."""
-
-    branches: tuple[Branch, ...]
-    style: Style
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """[batch, h, w, c] to [batch, h', w', sum of the branches' channels]."""
-
-        def step(x: jax.Array, part: Conv | Pool | Fork) -> jax.Array:
-            if isinstance(part, Conv):
-                return ConvRelu(part, self.style, name=part.name)(x, train=train)
-            if isinstance(part, Fork):
-                return jnp.concatenate([step(x, conv) for conv in part.convs], -1)
-            return part(x)
-
-        outputs = []
-        for branch in self.branches:
-            y = x
-            for part in branch:
-                y = step(y, part)
-            outputs.append(y)
-        return jnp.concatenate(outputs, -1)
-
-
-# Channels of each module: 1x1; 3x3 after its 1x1; 5x5 after its 1x1; 1x1 after pooling. Table 1 of the paper.
+# Channels of each module, from Table 1 of the paper: 1x1; 1x1 and 3x3; 1x1 and 5x5; 1x1 after pooling.
 MODULES = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -139,19 +28,19 @@ AUXILIARY_WEIGHT = 0.3
 
 
 class GoogLeNet(nn.Module):
-    """Nine Inception modules, and two auxiliary heads that are there in training only.
+    """Nine Inception modules, and two auxiliary heads that exist in training only.
 
-    Without BatchNorm it is the paper's network, with Caffe's initial values. With it, it is torchvision's, whose
-    weights came from TensorFlow and whose windows of 5x5 are of 3x3. In training it gives `Heads`.
+    Without BatchNorm it is the paper's network, with Caffe's initial values. With BatchNorm it is torchvision's, whose
+    weights came from TensorFlow and whose 5x5 windows are 3x3. In training it returns `Heads`.
 
     Attributes:
         num_classes: width of the logits.
         norm: torchvision's network, rather than the paper's with its response normalization.
-        auxiliary: the auxiliary heads.
+        auxiliary: have the auxiliary heads.
         width: multiplies the channels and the units of the auxiliary heads.
         dropout: rate before the last layer.
         auxiliary_dropout: rate before the last layer of each auxiliary head.
-        dtype: of computation; parameters, statistics and logits are float32.
+        dtype: dtype of computation; parameters, statistics and logits are float32.
         norm_axes: mesh axes that share BatchNorm's statistics.
     """
 
@@ -170,7 +59,7 @@ class GoogLeNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array | Heads:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         style = _style(self.norm, self.width, self.dtype, self.norm_axes)
         x = self._stem(images.astype(self.dtype), style, train)
         heads = []
@@ -201,7 +90,7 @@ class GoogLeNet(nn.Module):
 
 
 class AuxiliaryHead(nn.Module):
-    """A classifier of what a module in the middle gives."""
+    """A classifier of the output of a module in the middle."""
 
     num_classes: int
     dropout: float
@@ -209,9 +98,9 @@ class AuxiliaryHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """Logits, float32 [batch, num_classes]."""
+        """Return logits, float32 [batch, num_classes]."""
         dense = partial(nn.Dense, dtype=self.style.dtype, kernel_init=self.style.kernel)
-        # The paper's windows of 5x5 make 4x4 places of the 14x14 of its images; smaller images are averaged to as many.
+        # The paper's 5x5 windows turn 14x14 pixels into 4x4. Maps of smaller images are averaged to 4x4 too.
         published = not self.style.norm and min(x.shape[1:3]) >= 14
         x = avg_pool(x, 5, 3) if published else adaptive_avg_pool(x, 4, 4)
         x = ConvRelu(Conv("conv", 128), self.style, name="conv")(x, train=train)

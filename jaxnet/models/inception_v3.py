@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
-from jaxnet.models.googlenet import Branch, Conv, ConvRelu, Fork, Joined, Style
+from jaxnet.models.inception import Branch, Conv, ConvRelu, Fork, Joined, Style
 from jaxnet.models.layers import Dtype, ExampleDropout, require_positive
 from jaxnet.models.model import Heads
 from jaxnet.models.pooling import adaptive_avg_pool, avg_pool, max_pool
 
 AUXILIARY_WEIGHT = 0.4
-SMALLEST_IMAGE = 75  # of which one place is left at the end
+SMALLEST_IMAGE = 75  # one pixel is left at the end
 
 _mean = partial(avg_pool, size=3, stride=1, padding=1)
 _halve = partial(max_pool, size=3, stride=2)
@@ -102,14 +102,14 @@ AFTER_AUXILIARY = {"Mixed_7a": _block_d(), "Mixed_7b": _block_e(), "Mixed_7c": _
 
 
 class InceptionV3(nn.Module):
-    """Eleven Inception modules, and an auxiliary head that is there in training only. In training it gives `Heads`.
+    """Eleven Inception modules, and an auxiliary head that exists in training only. In training it returns `Heads`.
 
     Attributes:
         num_classes: width of the logits.
-        auxiliary: the auxiliary head.
+        auxiliary: have the auxiliary head.
         width: multiplies the channels.
         dropout: rate before the last layer.
-        dtype: of computation; parameters, statistics and logits are float32.
+        dtype: dtype of computation; parameters, statistics and logits are float32.
         norm_axes: mesh axes that share BatchNorm's statistics.
     """
 
@@ -126,7 +126,7 @@ class InceptionV3(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array | Heads:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels].
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels].
 
         Raises:
             InputError: the images are smaller than 75x75.
@@ -164,15 +164,15 @@ def _stem(x: jax.Array, style: Style, train: bool) -> jax.Array:
 
 
 class AuxiliaryHead(nn.Module):
-    """A classifier of what the modules in the middle give."""
+    """A classifier of the output of the modules in the middle."""
 
     num_classes: int
     style: Style
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Logits, float32 [batch, num_classes]."""
-        # Windows of 5x5 make 5x5 places of the 17x17 of images of 299x299; smaller images are averaged to as many.
+        """Return logits, float32 [batch, num_classes]."""
+        # 5x5 windows turn the 17x17 pixels of 299x299 images into 5x5. Maps of smaller images are averaged to 5x5 too.
         x = avg_pool(x, 5, 3) if min(x.shape[1:3]) >= 17 else adaptive_avg_pool(x, 5, 5)
         x = ConvRelu(Conv("conv0", 128), self.style, name="conv0")(x, train=train)
         wide = self.style._replace(kernel=nn.initializers.truncated_normal(0.01))

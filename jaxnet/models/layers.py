@@ -1,4 +1,4 @@
-"""Layers that the models share."""
+"""Layers that the networks share: BatchNorm, dropout by example, response normalization, and checks of fields."""
 
 import math
 from typing import Literal
@@ -13,23 +13,127 @@ from jax import lax
 from jaxnet.errors import InputError
 from jaxnet.models.pooling import avg_pool
 
-# ---- BatchNorm of the last axis, as one product and one sum an element --------------------------------
+# ---- Fields of networks --------------------------------------------------------------------------------
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def require_positive(**fields: int | tuple[int, ...]) -> None:
+    """Raise InputError, naming the field, unless each is at least 1, or a tuple of such numbers.
+
+    >>> require_positive(convs=2, widths=(8, 16))
+    """
+    for name, value in fields.items():
+        if isinstance(value, int):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        elif min(value, default=0) < 1:
+            raise InputError(f"{name} must be one or more numbers of at least 1, got {value}")
+
+
+def require_rate(dropout: float) -> None:
+    """Raise InputError unless `dropout` is a rate at which units can be dropped.
+
+    >>> require_rate(0.5)
+    """
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
+
+
+def scaled(channels: int, width: float) -> int:
+    """Return `channels` times `width`, rounded to a multiple of 8 and at least 8.
+
+    >>> [scaled(64, width) for width in (1.0, 0.3, 0.01)]
+    [64, 16, 8]
+
+    Raises:
+        InputError: the width is not positive.
+    """
+    if not 0 < width < float("inf"):
+        raise InputError(f"width must be above 0, got {width}")
+    return max(8, 8 * int(channels * width / 8 + 0.5))
+
+
+def normal_init(deviation: float, width: float = 1.0) -> Initializer:
+    """Return normal initial weights, with a deviation that a source states for a network of width 1.
+
+    A sum over `width` times as many inputs has a deviation of sqrt(width) times the original, again in every layer. So
+    the weights' deviation is divided by that, and a narrow network passes on signals of the same size. Use a width of
+    1 for layers fed by images.
+    """
+    return nn.initializers.normal(deviation / math.sqrt(width))
+
+
+# ---- Activation and dropout ----------------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def kept_relu(x: jax.Array) -> jax.Array:
+    """Return `max(x, 0)` and keep it for the gradient: for the end of a residual block.
+
+    XLA:CPU would recompute what the gradient needs. In a chain of residual blocks the end of each block depends on the
+    ends of all blocks before it, so they would be recomputed once for every reader. An optimization barrier prevents
+    that. Values and gradients are those of `flax.linen.relu`.
+
+    >>> jax.vmap(jax.value_and_grad(kept_relu))(jnp.array([-1.0, 0.0, 2.0]))[1].tolist()
+    [0.0, 0.0, 1.0]
+    """
+    kept: jax.Array = lax.platform_dependent(nn.relu(x), cpu=lax.optimization_barrier, default=lambda y: y)
+    return kept
+
+
+@kept_relu.defjvp
+def _kept_relu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    y = kept_relu(*primals)
+    return y, jnp.where(y > 0, *tangents, 0)
+
+
+class ExampleDropout(nn.Module):
+    """Dropout whose randomness belongs to the example, not to the device that computes it.
+
+    The same example at the same step drops the same units on any number of devices or processes. Each layer of a
+    network drops other units: its path is folded into the key.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_rate(self.rate)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
+        """Drop units of `x`, [batch, ...], by the key of each example; `keys` is [batch]."""
+        if not train or self.rate == 0:
+            return x
+        if keys is None:
+            raise ValueError("dropout in training needs one random key per example: pass keys")
+        layer = crc32("/".join(self.path).encode())
+
+        def keeps(key: jax.Array) -> jax.Array:
+            return jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - self.rate, x.shape[1:])
+
+        keep = jax.vmap(keeps)(keys)
+        return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
+
+
+# ---- Normalization --------------------------------------------------------------------------------------
 
 
 class BatchNorm(nn.Module):
-    """`flax.linen.BatchNorm` with PyTorch's constants, the same variables and float32 statistics.
+    """`flax.linen.BatchNorm` of the last dim, with PyTorch's constants, the same variables and float32 statistics.
 
-    `y = a x + b` with `a = scale / sqrt(variance + epsilon)` and `b = bias - mean a`, rather than
-    `(x - mean) a + bias`: the gradient then keeps `x` alone, and not `x - mean` besides. On CPUs a training step of
-    ResNet-50 maps a quarter less of scratch memory.
+    It computes `y = a x + b` with `a = scale / sqrt(variance + epsilon)` and `b = bias - mean a`, rather than
+    `(x - mean) a + bias`: the gradient then needs `x` alone, and not also `x - mean`. On CPUs a training step of
+    ResNet-50 maps a quarter less scratch memory.
 
     Attributes:
         axes: mesh axes that share the statistics of a batch; none: each device normalizes by its own.
-        dtype: of the result.
-        train: normalize by the batch rather than by the running average.
+        dtype: dtype of the result.
+        train: normalize by the batch instead of the running average.
         zero: start the scale at 0, so that a residual branch starts as the identity (Goyal et al., 2017).
         epsilon: added to the variance.
-        momentum: the share of the old running average that a step keeps: 1 - PyTorch's momentum.
+        momentum: fraction of the old running average that a step keeps: 1 - PyTorch's momentum.
     """
 
     axes: tuple[str, ...]
@@ -67,107 +171,10 @@ class BatchNorm(nn.Module):
         return mean, jnp.maximum(0, square - mean * mean)
 
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-
-
-def require_positive(**fields: int | tuple[int, ...]) -> None:
-    """Raise InputError, naming the field, unless each is at least 1, or a tuple of such numbers.
-
-    >>> require_positive(convs=2, widths=(8, 16))
-    """
-    for name, value in fields.items():
-        if isinstance(value, int):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-        elif min(value, default=0) < 1:
-            raise InputError(f"{name} must be one or more numbers of at least 1, got {value}")
-
-
-def require_rate(dropout: float) -> None:
-    """Raise InputError unless this part of the units can be dropped.
-
-    >>> require_rate(0.5)
-    """
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
-
-
-def scaled(channels: int, width: float) -> int:
-    """`channels` times `width`, rounded to a multiple of 8 and at least 8.
-
-    >>> [scaled(64, width) for width in (1.0, 0.3, 0.01)]
-    [64, 16, 8]
-
-    Raises:
-        InputError: the width is not positive.
-    """
-    if not 0 < width < float("inf"):
-        raise InputError(f"width must be above 0, got {width}")
-    return max(8, 8 * int(channels * width / 8 + 0.5))
-
-
-def normal_init(deviation: float, width: float = 1.0) -> Initializer:
-    """Normal weights whose deviation a source states for a network of width 1.
-
-    A sum over `width` times as many channels is smaller by its root, in every layer anew; the deviation is larger by
-    as much, so that a narrow network passes on signals of the same size. Layers fed by images have a width of 1.
-    """
-    return nn.initializers.normal(deviation / math.sqrt(width))
-
-
-@jax.custom_jvp
-def kept_relu(x: jax.Array) -> jax.Array:
-    """`max(x, 0)`, kept for the gradient: for the end of a residual block.
-
-    XLA:CPU rather computes what a gradient needs anew, and in a chain of residual blocks the end of each needs those of
-    all before it, once for every reader. Values and gradients are those of `flax.linen.relu`.
-
-    >>> jax.vmap(jax.value_and_grad(kept_relu))(jnp.array([-1.0, 0.0, 2.0]))[1].tolist()
-    [0.0, 0.0, 1.0]
-    """
-    kept: jax.Array = lax.platform_dependent(nn.relu(x), cpu=lax.optimization_barrier, default=lambda y: y)
-    return kept
-
-
-@kept_relu.defjvp
-def _of_what_was_kept(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    y = kept_relu(*primals)
-    return y, jnp.where(y > 0, *tangents, 0)
-
-
-class ExampleDropout(nn.Module):
-    """Dropout whose randomness belongs to the example, not to the device that computes it.
-
-    The same example at the same step drops the same units on any number of devices or processes, and other units in
-    each layer of a network.
-    """
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        require_rate(self.rate)
-        super().__post_init__()
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """Drop units of `x`, [batch, ...], by the example's own key; `keys` is [batch]."""
-        if not train or self.rate == 0:
-            return x
-        if keys is None:
-            raise ValueError("dropout in training needs one random key an example: pass keys")
-        layer = crc32("/".join(self.path).encode())
-
-        def keeps(key: jax.Array) -> jax.Array:
-            return jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - self.rate, x.shape[1:])
-
-        keep = jax.vmap(keeps)(keys)
-        return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
-
-
 def local_response_norm(
     x: jax.Array, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> jax.Array:
-    """`x / (k + alpha / size * sum of x**2 over the `size` nearest channels) ** beta`, of [..., channels].
+    """Return `x / (k + alpha / size * sum of x**2 over the `size` nearest channels) ** beta`, of [..., channels].
 
     Channels beyond the first and the last count as zero. Caffe and PyTorch divide alpha by the size, as here; the paper
     (Krizhevsky et al., 2012, section 3.3) does not, so that its k=2, alpha=1e-4 over 5 channels is `alpha=5e-4, k=2`.
@@ -179,15 +186,15 @@ def local_response_norm(
     half = _half(size)
     wide = x.astype(jnp.float32)
     squares = jnp.pad(jnp.square(wide), [(0, 0)] * (x.ndim - 1) + [(half, half)])
-    # One addition a neighbour: XLA fuses them with what follows, as it does not a window over the last dim.
+    # One addition per neighbour: XLA fuses these with what follows, but not a window over the last dim.
     sums = sum(squares[..., start : start + x.shape[-1]] for start in range(size))
     return (wide * (k + alpha / size * sums) ** -beta).astype(x.dtype)
 
 
 def spatial_response_norm(x: jax.Array, size: int = 3, alpha: float = 5e-5, beta: float = 0.75) -> jax.Array:
-    """`x / (1 + alpha * mean of x**2 over the size x size nearest places) ** beta`, of [batch, h, w, channels].
+    """Return `x / (1 + alpha * mean of x**2 over the size x size nearest pixels) ** beta`, of [batch, h, w, channels].
 
-    Caffe's response normalization within a channel (WITHIN_CHANNEL): places beyond the border count as zero, and in the
+    Caffe's response normalization within a channel (WITHIN_CHANNEL): pixels beyond the border count as zeros in the
     mean.
     """
     wide = x.astype(jnp.float32)

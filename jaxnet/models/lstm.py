@@ -10,15 +10,15 @@ from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, scaled
 class LSTM(nn.Module):
     """Layers of long short-term memory (Hochreiter and Schmidhuber, 1997) over the rows, then a dense layer.
 
-    Each row of pixels, all channels of it, is one step of the sequence; the last state is classified.
+    Each row of pixels with all its channels is one step of the sequence. The last state is classified.
 
     Attributes:
         num_classes: width of the logits.
         hidden: units of each layer.
-        layers: one above another.
+        layers: how many layers, stacked.
         width: multiplies the units.
         dropout: rate after each layer, the last included.
-        dtype: of computation; parameters and logits are float32.
+        dtype: dtype of computation; parameters and logits are float32.
     """
 
     num_classes: int
@@ -34,12 +34,12 @@ class LSTM(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         batch, height = images.shape[:2]
         units = scaled(self.hidden, self.width)
         x = images.astype(self.dtype).reshape(batch, height, -1)
         for layer in range(self.layers):
-            # Zeros like the images, so that under shard_map they vary over the same axes: the scan asks for that.
+            # zeros_like(x): under shard_map the state must vary over the same mesh axes as x, or the scan refuses it.
             state = jnp.zeros_like(x, shape=(batch, units))
             rows = nn.RNN(nn.OptimizedLSTMCell(units, dtype=self.dtype, name=f"lstm_{layer}"))
             x = jnp.asarray(rows(x, initial_carry=(state, state)))

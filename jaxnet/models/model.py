@@ -1,4 +1,7 @@
-"""The boundary between models and training: a model is a pair of pure functions."""
+"""The boundary between models and training: a model is a pair of pure functions, init and apply.
+
+`from_linen` and `from_nnx` make such a pair from a Flax module. Training knows nothing else of a network.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ import jax
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
-    from flax import nnx  # in the functions, since few use it and it is a fifth of the imports of a start
+    from flax import nnx  # imported in the functions: few runs use it, and it is a fifth of the import time
 
 PyTree = Any
 Outputs = Any  # logits, float32 [batch, classes]; in training also Heads
 
 
 class Variables(NamedTuple):
-    """What a model holds.
+    """The variables of a model.
 
     Attributes:
-        params: what the optimizer changes.
-        stats: what the forward pass changes, such as BatchNorm's running averages.
+        params: changed by the optimizer.
+        stats: changed by the forward pass, such as BatchNorm's running averages.
     """
 
     params: PyTree
@@ -31,11 +34,11 @@ class Variables(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What a network with auxiliary classifiers gives in training, instead of logits.
+    """The outputs of a network with auxiliary classifiers, in training.
 
     Attributes:
-        logits: of the classifier that is kept, float32 [batch, classes].
-        auxiliary: of each of the others, the weight of its loss and its logits.
+        logits: those of the main classifier, float32 [batch, classes].
+        auxiliary: the weight of the loss and the logits of each auxiliary classifier.
     """
 
     logits: jax.Array
@@ -43,7 +46,7 @@ class Heads(NamedTuple):
 
 
 class ModelInitFn(Protocol):
-    """`init(key, images) -> Variables`. Works under `jax.eval_shape`: nothing need be allocated."""
+    """`init(key, images) -> Variables`. Works under `jax.eval_shape`, which allocates nothing."""
 
     def __call__(self, key: jax.Array, images: jax.Array, /) -> Variables: ...
 
@@ -54,10 +57,10 @@ class ApplyFn(Protocol):
     Args:
         images: float array [batch, height, width, channels].
         train: whether BatchNorm uses the batch and dropout drops.
-        keys: one random key an example, [batch]; None when nothing is random.
+        keys: one random key per example, [batch]; None when nothing is random.
 
     Returns:
-        Logits, float32 [batch, classes], or in training `Heads` where the model has auxiliary classifiers; and the new
+        Logits, float32 [batch, classes], or `Heads` in training if the model has auxiliary classifiers; and the new
         stats (unchanged when not training).
     """
 
@@ -67,14 +70,14 @@ class ApplyFn(Protocol):
 
 
 class Model(NamedTuple):
-    """A pure model. Knows nothing of devices, processes or gradients."""
+    """A pure model: `init` and `apply`. It knows nothing of devices, processes or gradients."""
 
     init: ModelInitFn
     apply: ApplyFn
 
 
 def abstract_variables(model: Model, image_shape: Sequence[int]) -> Variables:
-    """Shapes of what a model holds, for images [height, width, channels]; nothing is computed.
+    """Return the shapes of a model's variables for images [height, width, channels]; nothing is computed.
 
     >>> from jaxnet.models import CNN, from_linen
     >>> abstract_variables(from_linen(CNN(num_classes=10, hidden=16)), (8, 8, 1)).params["dense_1"]["kernel"].shape
@@ -86,67 +89,19 @@ def abstract_variables(model: Model, image_shape: Sequence[int]) -> Variables:
 
 
 def split_collections(variables: Mapping[str, PyTree]) -> Variables:
-    """Flax's variable collections as `Variables`: 'params', and all the others as stats."""
+    """Return Flax's variable collections as `Variables`: 'params', and all the others as stats."""
     stats = {name: tree for name, tree in variables.items() if name != "params"}
     return Variables(variables["params"], stats)
 
 
-# ---- How the networks are to be compiled to compute fast ----------------------------------------------
-
-
-# Deletes optimization barriers, and with them what `layers.kept_relu` keeps. jaxnet.comm's options disable it too.
-_CPU_PASS = "cse_barrier_expander"
-_LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
-_PRODUCTS, _SUMS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "LIBRARY_FUSION_TYPE_REDUCE"
-
-
-def network_options(platform: str) -> dict[str, str | bool]:
-    """Options for `jax.jit(..., compiler_options=...)` of a program that contains a network.
-
-    On CPUs, XLA hands products of matrices, sums and convolutions to a library (YNNPACK) by default. Its convolutions
-    are slower than those that XLA has from Eigen: with these options a training step of ResNet-18 takes 0.76 times as
-    long. And what a network keeps for its gradient by a barrier stays kept. Other platforms need none.
-
-    Args:
-        platform: 'cpu', 'gpu' or 'tpu', as `jax.default_backend()` names it.
-    """
-    if platform != "cpu":
-        return {}
-    return {_LIBRARY: f"{_PRODUCTS},{_SUMS}", "xla_disable_hlo_passes": _CPU_PASS}
-
-
-def inference_options(platform: str) -> dict[str, str | bool]:
-    """Options as those of `network_options`, for a program that computes no gradients.
-
-    The library takes a sum into one operation with the products that lead to it, unless something else wants these too:
-    AlexNet's softmax takes three dense layers with it, which for 5 to 8 images costs 690 ms where the whole network
-    takes 110. Sums in training are mostly those of BatchNorm, and products are kept for the gradient; there the library
-    saves a quarter of the step of ResNet-18.
-    """
-    options = network_options(platform)
-    return {**options, _LIBRARY: _PRODUCTS} if options else options
-
-
-def once_options(platform: str) -> dict[str, str | int | bool]:
-    """Options for `jax.jit(..., compiler_options=...)` of a program that runs once, such as the first state.
-
-    On CPUs LLVM unrolls the loops that draw random numbers, a kernel for each shape: the first state of ResNet-50 takes
-    17 s of processor time to compile, and 7.5 with these options, to the same bits and as fast (0.4 s).
-
-    Args:
-        platform: 'cpu', 'gpu' or 'tpu', as `jax.default_backend()` names it.
-    """
-    return {"xla_backend_optimization_level": 1} if platform == "cpu" else {}
-
-
-# ---- A Flax Linen module as a pure model --------------------------------------------------------------
+# ---- Flax Linen -----------------------------------------------------------------------------------------
 
 
 def from_linen(module: nn.Module) -> Model:
-    """`module(images, train=..., keys=...)` as a `Model`; what the module returns, logits or `Heads`, is passed on.
+    """Return `module(images, train=..., keys=...)` as a `Model` with the module's outputs, logits or `Heads`.
 
     Raises:
-        InputError: the module cannot be called so.
+        InputError: the module has another signature.
 
     >>> from jaxnet.models import CNN
     >>> model = from_linen(CNN(num_classes=10))
@@ -182,11 +137,11 @@ def _require_signature(module: nn.Module) -> None:
         raise InputError(f"the model {name} has __call__{found}: {wanted} ({error})") from error
 
 
-# ---- A Flax NNX module as a pure model ----------------------------------------------------------------
+# ---- Flax NNX -------------------------------------------------------------------------------------------
 
 
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """A user's NNX module as a `Model`: split once, so that the step sees plain nested dicts.
+    """Return a user's NNX module as a `Model`: split once, so that the step sees plain nested dicts.
 
     `nnx.jit` walks the module graph on every call (40 ms for 430 leaves) and `nnx.State` is slow to flatten
     (8 ms); dicts take 1 ms. The module is called as `module(images)` after `train()` or `eval()`.
@@ -203,7 +158,7 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     if jax.tree.leaves(random):
         raise ValueError(
             "the NNX module keeps random state (nnx.Dropout or the like), which would belong to the device and not "
-            "to the example; build it without, or write the layer with keys an example as jaxnet.models.layers does"
+            "to the example; build it without, or give the layer one key per example as jaxnet.models.layers does"
         )
 
     def init_fn(key: jax.Array, images: jax.Array) -> Variables:

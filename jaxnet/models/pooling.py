@@ -1,4 +1,4 @@
-"""Pooling as PyTorch and Caffe define it: symmetric padding, and ceil mode, in which a last window may reach out."""
+"""Pooling as PyTorch and Caffe define it: symmetric padding, and ceil mode, whose last window may reach beyond it."""
 
 from functools import partial
 
@@ -12,16 +12,16 @@ from jaxnet.errors import InputError
 
 
 def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0, ceil: bool = False) -> jax.Array:
-    """The greatest of each window, over [batch, height, width, channels]; padding never wins.
+    """Return the maximum of each window, over [batch, height, width, channels]; padding is never the maximum.
 
     Equal to `torch.nn.functional.max_pool2d(x, size, stride, padding, ceil_mode=ceil)`.
 
     Args:
         x: images.
         size: height and width of a window.
-        stride: between windows.
+        stride: distance between windows.
         padding: on each of the four sides; at most half of `size`.
-        ceil: also the last window that starts inside the image and reaches beyond its padding.
+        ceil: include the last window that starts inside the image and reaches beyond its padding.
 
     Raises:
         InputError: the image is smaller than a window.
@@ -37,36 +37,36 @@ def max_pool(x: jax.Array, size: int, stride: int, padding: int = 0, ceil: bool 
 
 
 def _greatest(x: jax.Array, size: int, stride: int, reach: "Reach") -> jax.Array:
-    """As `nn.max_pool`, but for the order in which the gradients of windows that overlap are summed.
+    """Equal `nn.max_pool`, except for the order in which the gradients of overlapping windows are summed.
 
-    XLA's gradient looks for the first greatest of each window once more and scatters, on CPUs four times as long.
-    Columns go first, so that of equals in a window the first of the first row is the greatest.
+    XLA's gradient searches the first maximum of each window again and scatters, which takes four times as long on CPUs.
+    Columns go first, so that among equals the first of the first row of a window counts.
     """
     return _greatest_along(_greatest_along(x, 2, size, stride, reach[1]), 1, size, stride, reach[0])
 
 
 def _greatest_along(x: jax.Array, axis: int, size: int, stride: int, reach: tuple[int, int]) -> jax.Array:
-    """Of windows along one axis, place by place.
+    """Return the maximum of each window along one axis: element 0 of all windows, then element 1, and so on.
 
-    A place of all windows is a slice of every `stride`-th element, from one of `stride` phases. The phases are taken
-    apart once, because the gradient of a slice with strides is a sum over the whole axis.
+    Element i of all windows is a slice of every `stride`-th element, and lies in one of `stride` phases. The phases are
+    separated once, because the gradient of a strided slice is a sum over the whole axis.
     """
     before, after = reach
     length = before + x.shape[axis] + after
     windows = (length - size) // stride + 1
     periods = windows + (size - 1) // stride
     widths = [(0, 0, 0)] * x.ndim
-    widths[axis] = (before, after + periods * stride - length, 0)  # after the last window may be cut off
+    widths[axis] = (before, after + periods * stride - length, 0)  # may be negative: cut off what no window needs
     padded = lax.pad(x, jnp.array(-jnp.inf, x.dtype), widths)
     by_phase = padded.reshape(*x.shape[:axis], periods, stride, *x.shape[axis + 1 :])
     phases = [lax.index_in_dim(by_phase, phase, axis + 1, keepdims=False) for phase in range(stride)]
 
-    def place(i: int) -> jax.Array:
+    def element(i: int) -> jax.Array:
         return lax.slice_in_dim(phases[i % stride], i // stride, i // stride + windows, axis=axis)
 
-    greatest = place(0)
+    greatest = element(0)
     for i in range(1, size):
-        other = place(i)
+        other = element(i)
         greatest = jnp.where((other > greatest) | jnp.isnan(other), other, greatest)
     return greatest
 
@@ -74,18 +74,18 @@ def _greatest_along(x: jax.Array, axis: int, size: int, stride: int, reach: tupl
 def avg_pool(
     x: jax.Array, size: int, stride: int, padding: int = 0, ceil: bool = False, count_include_pad: bool = True
 ) -> jax.Array:
-    """The mean of each window, over [batch, height, width, channels].
+    """Return the mean of each window, over [batch, height, width, channels].
 
     Equal to `torch.nn.functional.avg_pool2d` with the same arguments, and by default to Caffe's AVE pooling.
 
     Args:
         x: images.
         size: height and width of a window.
-        stride: between windows.
+        stride: distance between windows.
         padding: zeros on each of the four sides; at most half of `size`.
-        ceil: also the last window that starts inside the image and reaches beyond its padding.
-        count_include_pad: divide by the places of the window in the padded image, rather than in the image. What
-            reaches beyond the padding is counted by neither.
+        ceil: include the last window that starts inside the image and reaches beyond its padding.
+        count_include_pad: divide by the pixels of the window in the padded image, instead of those in the image.
+            Neither counts what reaches beyond the padding.
 
     Raises:
         InputError: the image is smaller than a window.
@@ -93,17 +93,16 @@ def avg_pool(
     counts, reach = _windows(x, size, stride, padding, ceil, count_include_pad)
     places = np.multiply.outer(*counts)[None, :, :, None].astype(np.float32)
     window, strides = (1, size, size, 1), (1, stride, stride, 1)
-    # A zero of NumPy: only for a constant does JAX see a sum, whose gradient it knows.
+    # The initial value must be a NumPy constant: only then does JAX recognize a sum, whose gradient it knows.
     sums = lax.reduce_window(x.astype(jnp.float32), np.float32(0), lax.add, window, strides, ((0, 0), *reach, (0, 0)))
     return (sums / places).astype(x.dtype)
 
 
 def adaptive_avg_pool(x: jax.Array, height: int, width: int) -> jax.Array:
-    """[batch, h, w, channels] to [batch, height, width, channels]: means of windows that cover the image evenly.
+    """Map [batch, h, w, channels] to [batch, height, width, channels]: means of windows that cover the image evenly.
 
-    Window i of n over a length L is [floor(i L / n), ceil((i + 1) L / n)), as in `torch.nn.AdaptiveAvgPool2d`, so
-    that windows overlap where n does not divide L, and repeat where n exceeds it. An image of that size already
-    stays as it is.
+    Window i of n over a length L is [floor(i L / n), ceil((i + 1) L / n)), as in `torch.nn.AdaptiveAvgPool2d`. Windows
+    overlap if n does not divide L, and repeat if n exceeds it. An image that has the size already is returned as it is.
 
     >>> adaptive_avg_pool(jnp.arange(5.0).reshape(1, 1, 5, 1), 1, 2).ravel().tolist()
     [1.0, 3.0]
@@ -116,7 +115,7 @@ def adaptive_avg_pool(x: jax.Array, height: int, width: int) -> jax.Array:
 
 
 def _even_means(length: int, windows: int) -> np.ndarray:
-    """[windows, length]: each row takes the mean of its window."""
+    """Return a matrix [windows, length] in which each row takes the mean of its window."""
     weights = np.zeros((windows, length), np.float32)
     for i in range(windows):
         window = slice(i * length // windows, -(-(i + 1) * length // windows))
@@ -130,11 +129,11 @@ Reach = tuple[tuple[int, int], tuple[int, int]]
 def _windows(
     x: jax.Array, size: int, stride: int, padding: int, ceil: bool, count_include_pad: bool = True
 ) -> tuple[list[np.ndarray], Reach]:
-    """For height and width: the places that count in each window, and how far windows reach before and after."""
+    """Return, for height and width, the pixels that count in each window, and how far windows reach outside."""
     if not 0 <= padding <= size / 2:
         raise ValueError(f"padding must be at least 0 and at most half of the window of {size}, got {padding}")
     height, width = x.shape[1:3]
-    reachable = stride - 1 if ceil else 0  # beyond the padding
+    reachable = stride - 1 if ceil else 0  # pixels beyond the padding
     if min(height, width) + 2 * padding + reachable < size:
         raise InputError(
             f"the images are too small for this network: {height}x{width} is left where it pools windows of "
@@ -150,7 +149,7 @@ def _windows(
 
 
 def _starts(length: int, size: int, stride: int, padding: int, ceil: bool) -> np.ndarray:
-    """Where windows start; before the image where negative."""
+    """Return where windows start; a negative start lies in the padding before the image."""
     room = length + 2 * padding - size
     starts = np.arange(-padding, room - padding + 1 + (stride - 1 if ceil else 0), stride)
     return starts[starts < length]

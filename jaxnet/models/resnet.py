@@ -1,4 +1,4 @@
-"""Residual networks (He et al., 2016): of ImageNet and of CIFAR-10, versions 1 and 1.5, and ResNet-D."""
+"""Residual networks (He et al., 2016): for ImageNet and for CIFAR-10, versions 1 and 1.5, and ResNet-D."""
 
 from typing import Any, Literal
 
@@ -21,12 +21,12 @@ class _Residual(nn.Module):
     """What the two kinds of block share.
 
     Attributes:
-        channels: of the 3x3 convolutions.
-        stride: of the block.
+        channels: channels of the 3x3 convolutions.
+        stride: stride of the block.
         stride_in_1x1: a bottleneck strides in its first convolution, not in its 3x3.
-        average_down: the shortcut averages 2x2 pixels and then projects, rather than project every other pixel.
-        pad_shortcuts: the shortcut has every other pixel, and zeros in the channels that it lacks.
-        dtype: of computation.
+        average_down: the shortcut averages 2x2 pixels and then projects, instead of projecting every other pixel.
+        pad_shortcuts: the shortcut takes every other pixel, and fills new channels with zeros.
+        dtype: dtype of computation.
         norm_axes: mesh axes that share BatchNorm's statistics.
     """
 
@@ -45,7 +45,7 @@ class _Residual(nn.Module):
         return BatchNorm(self.norm_axes, self.dtype, train=train, name=name, zero=zero)(x)
 
     def shortcut(self, x: jax.Array, channels: int, train: bool) -> jax.Array:
-        """`x` itself, or brought to `channels` at the block's stride."""
+        """Return `x`, with `channels` channels and the block's stride."""
         if self.stride == 1 and x.shape[-1] == channels:
             return x
         if self.pad_shortcuts:
@@ -65,7 +65,7 @@ class BasicBlock(_Residual):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """[batch, h, w, c] to [batch, h / stride, w / stride, channels]."""
+        """Map [batch, h, w, c] to [batch, h / stride, w / stride, channels]."""
         y = nn.relu(self.norm(self.conv(x, self.channels, 3, self.stride, "conv1"), "bn1", train))
         y = self.norm(self.conv(y, self.channels, 3, 1, "conv2"), "bn2", train, zero=True)
         return kept_relu(y + self.shortcut(x, self.channels, train))
@@ -76,7 +76,7 @@ class Bottleneck(_Residual):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """[batch, h, w, c] to [batch, h / stride, w / stride, 4 channels]."""
+        """Map [batch, h, w, c] to [batch, h / stride, w / stride, 4 channels]."""
         first, second = (self.stride, 1) if self.stride_in_1x1 else (1, self.stride)
         y = nn.relu(self.norm(self.conv(x, self.channels, 1, first, "conv1"), "bn1", train))
         y = nn.relu(self.norm(self.conv(y, self.channels, 3, second, "conv2"), "bn2", train))
@@ -88,23 +88,23 @@ BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
 
 
 class ResNet(nn.Module):
-    """A residual network; the functions below make those that have a name. Parameters are called as in torchvision.
+    """A residual network. The functions below make the ones with names. Parameters have torchvision's names.
 
     The last scale of each block starts at zero, so that every block starts as its shortcut (Goyal et al., 2017).
 
     Attributes:
         num_classes: width of the logits.
-        depths: blocks a stage; each stage but the first halves height and width.
+        depths: blocks in each stage; each stage but the first halves height and width.
         block: 'basic' or 'bottleneck'.
-        stem: 'imagenet': a 7x7 convolution and a pooling, each of stride 2; 'deep': three 3x3 convolutions in place
-            of the 7x7 (ResNet-D); 'small': one 3x3 convolution of stride 1 and no pooling, for small images.
-        channels: of the first stage; each further stage has twice as many.
+        stem: 'imagenet': a 7x7 convolution and a pooling, each of stride 2; 'deep': three 3x3 convolutions instead of
+            the 7x7 (ResNet-D); 'small': one 3x3 convolution of stride 1 and no pooling, for small images.
+        channels: channels of the first stage; each further stage has twice as many.
         stride_in_1x1: bottlenecks stride in their first 1x1 convolution (version 1), not in their 3x3 (version 1.5).
         average_down: shortcuts average 2x2 pixels before they project (ResNet-D).
-        pad_shortcuts: shortcuts project nothing: they have every other pixel, and zeros in the channels that are new
-            (option A of the paper, which its networks for CIFAR-10 have).
+        pad_shortcuts: shortcuts do not project: they take every other pixel and fill new channels with zeros (option A
+            of the paper, used in its networks for CIFAR-10).
         width: multiplies the channels.
-        dtype: of computation; parameters, statistics and logits are float32.
+        dtype: dtype of computation; parameters, statistics and logits are float32.
         norm_axes: mesh axes that share BatchNorm's statistics.
     """
 
@@ -123,14 +123,14 @@ class ResNet(nn.Module):
     def __post_init__(self) -> None:
         require_positive(num_classes=self.num_classes, depths=self.depths, channels=self.channels)
         if self.stride_in_1x1 and self.block == "basic":
-            raise InputError("stride_in_1x1 is of bottlenecks: the basic block has no 1x1 convolution")
+            raise InputError("stride_in_1x1 needs bottlenecks: the basic block has no 1x1 convolution")
         if self.pad_shortcuts and (self.average_down or self.block == "bottleneck"):
-            raise InputError("pad_shortcuts is of basic blocks whose shortcuts do not average")
+            raise InputError("pad_shortcuts needs basic blocks, and shortcuts that do not average")
         super().__post_init__()
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         del keys
         x = self._stem(images.astype(self.dtype), train)
         for stage, depth in enumerate(self.depths):
@@ -163,12 +163,12 @@ class ResNet(nn.Module):
             size, stride = (3, 1) if self.stem == "small" else (7, 2)
             x = conv(x, channels, size, stride, self.dtype, "conv1")
         x = norm(x, "bn1")
-        # The papers pool after the ReLU, of which this has a quarter to compute: values and gradients are the same.
+        # The papers pool after the ReLU. Pooling first gives the same values and gradients with a quarter of the work.
         return kept_relu(x if self.stem == "small" else max_pool(x, 3, 2, padding=1))
 
 
 def conv(x: jax.Array, channels: int, size: int, stride: int, dtype: str, name: str) -> jax.Array:
-    """A convolution without bias, padded by half its size on every side (Flax's 'SAME' is another at stride 2)."""
+    """Convolve without bias, padded by half the kernel on every side (Flax's 'SAME' pads otherwise at stride 2)."""
     layer = Convolution(
         channels, (size, size), stride, size // 2, use_bias=False, dtype=dtype, kernel_init=kaiming, name=name
     )

@@ -16,8 +16,8 @@ _CONVS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2,
 class VGG(nn.Module):
     """Five blocks of 3x3 convolutions, each of which halves the image, and three dense layers.
 
-    Convolutions start as in He et al. (2015), by the units that they feed; dense layers normal with a deviation of
-    0.01.
+    Convolutions start as in He et al. (2015), scaled by their outputs (fan-out); dense layers start normal with a
+    deviation of 0.01.
 
     Attributes:
         num_classes: width of the logits.
@@ -25,7 +25,7 @@ class VGG(nn.Module):
         norm: BatchNorm after each convolution, which keeps its bias.
         width: factor on every hidden number of channels and units.
         dropout: rate after each hidden dense layer.
-        dtype: of computation; parameters and statistics are float32.
+        dtype: dtype of computation; parameters and statistics are float32.
         norm_axes: mesh axes that share BatchNorm's statistics.
     """
 
@@ -45,9 +45,9 @@ class VGG(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels]."""
         x = images.astype(self.dtype)
-        place = 0  # in torchvision's sequence of layers, which names them
+        place = 0  # index in torchvision's sequence of layers, by which they are named
         for convs, channels in zip(_CONVS[self.depth], _CHANNELS, strict=True):
             for _ in range(convs):
                 x = nn.relu(self._conv(x, place, channels, train=train))

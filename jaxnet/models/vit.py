@@ -19,18 +19,18 @@ LayerNorm = partial(nn.LayerNorm, epsilon=1e-6)
 class ViT(nn.Module):
     """Patches, pre-norm blocks of attention and two dense layers, and a dense classifier.
 
-    The positions are learned for one size of image: trained on 224x224, a network takes no other.
+    The positions are learned for one size of image: a network that is trained on 224x224 takes no other.
 
     Attributes:
         num_classes: width of the logits.
-        patch: height and width of a patch; those of the images are multiples of it.
-        dim: of the vector that stands for a patch; a multiple of `heads`.
-        depth: blocks.
-        heads: of attention in each block.
+        patch: height and width of a patch; they divide those of the images.
+        dim: size of the vector that represents a patch; a multiple of `heads`.
+        depth: number of blocks.
+        heads: attention heads in each block.
         pool: what is classified: 'class': a token that is added to the patches; 'mean': the mean over the patches.
         width: multiplies the size of each head, and so `dim`.
-        dropout: rate after the positions, and after each dense layer of a block but that of query, key and value.
-        dtype: of computation; parameters, the softmax of attention and logits are float32.
+        dropout: rate after the positions, and after each dense layer of a block except query, key and value.
+        dtype: dtype of computation; parameters, the softmax of attention and logits are float32.
     """
 
     num_classes: int
@@ -53,10 +53,10 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool, keys: jax.Array | None = None) -> jax.Array:
-        """Logits, float32 [batch, num_classes], of images [batch, height, width, channels].
+        """Return logits, float32 [batch, num_classes], of images [batch, height, width, channels].
 
         Raises:
-            InputError: height or width is not a multiple of `patch`, or another than that of the positions.
+            InputError: height or width is not a multiple of `patch`, or differs from that of the learned positions.
         """
         x = PatchEmbedding(self.patch, self._dim, self.dtype, name="patch_embed")(images.astype(self.dtype))
         if self.pool == "class":
@@ -96,7 +96,7 @@ class PatchEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """[batch, height, width, channels] to [batch, patches, dim]."""
+        """Map [batch, height, width, channels] to [batch, patches, dim]."""
         batch, height, width, _ = images.shape
         if height % self.patch or width % self.patch:
             raise InputError(
@@ -110,7 +110,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and two dense layers; each is added to what it read, normalized."""
+    """Attention, then two dense layers; each reads a normalized input and adds its output to it (pre-norm)."""
 
     heads: int
     dropout: float
@@ -118,7 +118,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """[batch, tokens, dim] to the same."""
+        """Map [batch, tokens, dim] to the same shape."""
         random: dict[str, Any] = {"train": train, "keys": keys}
         y = LayerNorm(dtype=self.dtype, name="norm1")(x)
         x = x + Attention(self.heads, self.dropout, self.dtype, name="attn")(y, **random)
@@ -135,11 +135,11 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """[batch, tokens, dim] to the same."""
+        """Map [batch, tokens, dim] to the same shape."""
         dim = x.shape[-1]
         qkv = Dense(3 * dim, dtype=self.dtype, name="qkv")(x).reshape(*x.shape[:2], 3, self.heads, dim // self.heads)
         query, key, value = (qkv[:, :, index] for index in range(3))
-        # Scaled before the product, which in float16 could overflow.
+        # Scale before the product, which could overflow in float16.
         scores = jnp.einsum("bqhd,bkhd->bhqk", query * (dim // self.heads) ** -0.5, key)
         weights = nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
@@ -155,7 +155,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """[..., dim] to the same."""
+        """Map [..., dim] to the same shape."""
         y = gelu(Dense(4 * x.shape[-1], dtype=self.dtype, name="fc1")(x))
         y = ExampleDropout(self.dropout)(y, train=train, keys=keys)
         y = Dense(x.shape[-1], dtype=self.dtype, name="fc2")(y)
@@ -163,7 +163,7 @@ class Mlp(nn.Module):
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """The exact GELU to 1e-6, by Abramowitz and Stegun 7.1.26: JAX 0.12 cannot trace erf in shard_map."""
+    """Return the exact GELU to 1e-6, by Abramowitz and Stegun 7.1.26: JAX 0.12 cannot trace erf in shard_map."""
     z = jnp.abs(x.astype(jnp.float32)) * 0.5**0.5
     t = 1 / (1 + 0.3275911 * z)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))

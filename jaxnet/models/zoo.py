@@ -1,4 +1,4 @@
-"""The networks by the names that a command line may use."""
+"""The networks that the command line knows by name, and how much arithmetic each needs."""
 
 import difflib
 import math
@@ -29,73 +29,16 @@ from jaxnet.models.resnet import (
 from jaxnet.models.vgg import VGG
 from jaxnet.models.vit import vit_small, vit_tiny
 
-# ---- How much arithmetic a function does: multiplications and additions of convolutions and matrix products
-
-
-def count_flops(function: Callable[..., Any], *arguments: Any) -> int:
-    """Floating-point operations of `function(*arguments)`, counted from its jaxpr; nothing is computed.
-
-    A multiplication and its addition are two. Only convolutions and matrix products count, as in published figures
-    (which often call one such pair one operation); places of padding count as others do.
-
-    Args:
-        function: as `jax.make_jaxpr` takes it.
-        arguments: arrays or `jax.ShapeDtypeStruct`s.
-
-    Raises:
-        ValueError: a convolution or matrix product is in a `while` or `cond`, which runs an unknown number of times.
-
-    >>> import jax.numpy as jnp
-    >>> count_flops(jnp.dot, jax.ShapeDtypeStruct((5, 3), "float32"), jax.ShapeDtypeStruct((3, 7), "float32"))
-    210
-    """
-    return _jaxpr_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def _jaxpr_flops(jaxpr: Jaxpr) -> int:
-    return sum(_flops(equation) for equation in jaxpr.eqns)
-
-
-def _flops(equation: JaxprEqn) -> int:
-    name, params = equation.primitive.name, equation.params
-    if name == "conv_general_dilated":
-        kernel, outputs = _shape(equation.invars[1]), params["dimension_numbers"].rhs_spec[0]
-        return 2 * _results(equation) * math.prod(kernel) // kernel[outputs]
-    if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        left = _shape(equation.invars[0])
-        return 2 * _results(equation) * math.prod(left[dim] for dim in contracted)
-    inside = sum(map(_jaxpr_flops, _inner(params)))
-    if inside and name in ("while", "cond"):
-        raise ValueError(f"cannot count the operations in a {name!r}: how often it runs is not known")
-    return inside * params["length"] if name == "scan" else inside
-
-
-def _results(equation: JaxprEqn) -> int:
-    return math.prod(_shape(equation.outvars[0]))
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    shape: tuple[int, ...] = variable.aval.shape
-    return shape
-
-
-def _inner(params: dict[str, Any]) -> list[Jaxpr]:
-    """The programs that an operation calls."""
-    values = jax.tree.leaves(list(params.values()), is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr))
-    found = [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values]
-    return [value for value in found if isinstance(value, Jaxpr)]
-
 
 class Entry(NamedTuple):
     """A network of the zoo.
 
     Attributes:
         build: makes the module: `build(num_classes=..., dtype=..., width=...)`.
-        image: height, width and channels that its source trains on.
-        classes: how many its source tells apart.
-        parameters: how many its source has, with those classes and images.
-        source: where it was first described, and whose definition is followed.
+        image: (height, width, channels) of the images that its source trains on.
+        classes: how many classes its source has.
+        parameters: how many parameters its source has, with those classes and images.
+        source: where it was first described, and whose definition this one follows.
     """
 
     build: Callable[..., nn.Module]
@@ -106,7 +49,7 @@ class Entry(NamedTuple):
 
 
 def nearest(name: str) -> str:
-    """What to say to whom a network of this name is not in `ZOO`.
+    """Return a hint for a name that is not in `ZOO`.
 
     >>> nearest("resnet500"), nearest("q")
     ("did you mean 'resnet50'?", '`jaxnet models` lists them')
@@ -162,3 +105,61 @@ ZOO: dict[str, Entry] = {
     "vit_tiny": Entry(vit_tiny, IMAGENET, 1000, 5_717_416, _DEIT),
     "vit_small": Entry(vit_small, IMAGENET, 1000, 22_050_664, _DEIT),
 }
+
+
+# ---- Floating-point operations -------------------------------------------------------------------------
+
+
+def count_flops(function: Callable[..., Any], *arguments: Any) -> int:
+    """Count the floating-point operations of `function(*arguments)` in its jaxpr; nothing is computed.
+
+    A multiplication and its addition are two operations. Only convolutions and matrix products count, as in published
+    figures (which often call such a pair one operation); padding counts like any other element.
+
+    Args:
+        function: a function that `jax.make_jaxpr` can trace.
+        arguments: arrays or `jax.ShapeDtypeStruct`s.
+
+    Raises:
+        ValueError: a convolution or matrix product is in a `while` or `cond`, which runs an unknown number of times.
+
+    >>> import jax.numpy as jnp
+    >>> count_flops(jnp.dot, jax.ShapeDtypeStruct((5, 3), "float32"), jax.ShapeDtypeStruct((3, 7), "float32"))
+    210
+    """
+    return _jaxpr_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _jaxpr_flops(jaxpr: Jaxpr) -> int:
+    return sum(_flops(equation) for equation in jaxpr.eqns)
+
+
+def _flops(equation: JaxprEqn) -> int:
+    name, params = equation.primitive.name, equation.params
+    if name == "conv_general_dilated":
+        kernel, outputs = _shape(equation.invars[1]), params["dimension_numbers"].rhs_spec[0]
+        return 2 * _results(equation) * math.prod(kernel) // kernel[outputs]
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        left = _shape(equation.invars[0])
+        return 2 * _results(equation) * math.prod(left[dim] for dim in contracted)
+    inside = sum(map(_jaxpr_flops, _inner(params)))
+    if inside and name in ("while", "cond"):
+        raise ValueError(f"cannot count the operations in a {name!r}: how often it runs is not known")
+    return inside * params["length"] if name == "scan" else inside
+
+
+def _results(equation: JaxprEqn) -> int:
+    return math.prod(_shape(equation.outvars[0]))
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = variable.aval.shape
+    return shape
+
+
+def _inner(params: dict[str, Any]) -> list[Jaxpr]:
+    """Return the jaxprs that an operation calls."""
+    values = jax.tree.leaves(list(params.values()), is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr))
+    found = [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values]
+    return [value for value in found if isinstance(value, Jaxpr)]

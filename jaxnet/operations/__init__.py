@@ -1,1 +1,1 @@
-"""The operator's tools: launchers, supervision, doctor, lab."""
+"""The operator's wing: launchers, supervision and restarts, the doctor (finds faults), the lab (emulates hosts)."""

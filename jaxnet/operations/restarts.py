@@ -1,4 +1,4 @@
-"""Whether a job that failed is started again, and when: a budget that progress refills, and a growing wait."""
+"""Restart a job that failed, or that more hosts can join: when to, with whom, and what became of each attempt."""
 
 import functools
 import queue
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from jaxnet import errors
 from jaxnet.cluster.progress import PROGRESS, Progress, furthest, read_progress
 from jaxnet.errors import BAD_INPUT_STATUS, InputError
 from jaxnet.operations.supervise import (
@@ -20,6 +19,7 @@ from jaxnet.operations.supervise import (
     Ended,
     Rank,
     Stop,
+    announce,
     describe,
     exit_status,
     how_it_ended,
@@ -27,30 +27,39 @@ from jaxnet.operations.supervise import (
     signals_to,
 )
 
+ATTEMPT = "JAXNET_ATTEMPT"
+"""The variable with the number of this attempt, from 1; set by a launcher that restarts."""
+
+TOLD_TO_END = "it was told to end"
+"""Why there is no restart after a signal."""
+
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 60.0
+_FIRST_STEP_SECONDS = 1.0  # between two looks for an attempt's first step
 _SENT_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _SENT_ON_ANOTHER_HOST = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
-_CONNECTION_LOST = 255  # as ssh says it
+_CONNECTION_LOST = 255  # ssh's own status
 _LONGEST_QUOTE = 160
-TOLD_TO_END = "it was told to end"
 
 
 class LaunchAttempt(NamedTuple):
-    """One start of a job: how it ended, after how long, and what it did."""
+    """One start of a job: how it ended, after how long, and how far it came."""
 
     result: ChildResult
     seconds: float
     progress: Progress | None
 
 
+# ---- The decision ---------------------------------------------------------------------------------------
+
+
 class Decision(NamedTuple):
     """What follows a failure.
 
     Attributes:
-        wait: seconds before the next attempt; None: there is none.
-        why: there is none.
-        fewer: it might go on without the rank that failed every time.
+        wait: seconds until the next attempt; None: there is none.
+        why: the reason why there is none.
+        fewer: whether the job might continue without the rank that failed every time.
     """
 
     wait: float | None
@@ -59,11 +68,11 @@ class Decision(NamedTuple):
 
 
 @dataclass
-class Restarts:
-    """Decides after each attempt.
+class RestartPolicy:
+    """Decides after each failure whether to start again, out of a budget that progress refills.
 
-    An attempt that began at a later step than the one before shows that the job saves and gets on: the budget is then
-    full again. A step that fails each time is not progress, however many steps before it were done anew.
+    Progress is an attempt that began at a later step than the one before: the job saves and gets on. Steps done again
+    are no progress, however many; else a job that always fails at one step would never end.
 
     Attributes:
         most: restarts without progress.
@@ -76,7 +85,7 @@ class Restarts:
     _failed: frozenset[str] = frozenset()
 
     def after(self, attempt: LaunchAttempt) -> Decision:
-        """Whether there is another attempt, and when."""
+        """What follows an attempt that failed."""
         failure = attempt.result.failure
         assert failure is not None, "nothing failed"
         if attempt.result.signalled:
@@ -90,7 +99,7 @@ class Restarts:
         return self._again(fewer=len(self._failed) == 1)
 
     def absent(self) -> Decision:
-        """Whether those who are needed and are not there are asked again, and when: out of the same budget."""
+        """What follows when too few hosts answer. Waiting for them comes out of the same budget."""
         return self._again(fewer=False)
 
     def _again(self, fewer: bool) -> Decision:
@@ -101,8 +110,163 @@ class Restarts:
         return Decision(min(_FIRST_WAIT_SECONDS * 2 ** (self._used - 1), _LONGEST_WAIT_SECONDS))
 
 
+def _mistake(attempt: LaunchAttempt, failure: Ended) -> str | None:
+    """The status and last line, without numbers, of a failure that would probably come again; else None.
+
+    A rank killed from outside, or a lost connection, says nothing about the program. Neither does a failure after the
+    first step, unless the status says that the input is wrong.
+    """
+    if _was_killed(failure) or (failure.where and failure.returncode == _CONNECTION_LOST):
+        return None
+    if attempt.progress is not None and failure.returncode != BAD_INPUT_STATUS:
+        return None
+    return f"{failure.returncode} {re.sub(r'[0-9]+', '#', attempt.result.last_line)}"
+
+
+def _was_killed(failure: Ended) -> bool:
+    return failure.returncode in (_SENT_ON_ANOTHER_HOST if failure.where else _SENT_FROM_OUTSIDE)
+
+
+# ---- The loop -------------------------------------------------------------------------------------------
+
+
+class Members(Protocol):
+    """Who takes part in a job. The members may change from one attempt to the next."""
+
+    def gather(self, attempt: int) -> Sequence[Rank] | str:
+        """The processes of an attempt, or why there can be none now."""
+
+    def without(self, failed: Ended, *, always: bool, began: bool) -> str | None:
+        """When the budget is used up: exclude someone and return, in words, who continues; None if nobody can.
+
+        Args:
+            failed: who failed last.
+            always: whether no other failed.
+            began: whether a step was done.
+        """
+
+    def await_more(self, over: threading.Event) -> str:
+        """Wait until more could take part than now and return who, in words; empty when `over` is set or none can."""
+
+
+class RestartLoop:
+    """Runs a job until it ends well, may not start again, or is told to end.
+
+    Args:
+        members: who takes part.
+        folder: where they write their progress.
+        grace_seconds: see `run_together`.
+        max_restarts: see `RestartPolicy`.
+    """
+
+    def __init__(self, members: Members, folder: Path, grace_seconds: float, max_restarts: int) -> None:
+        self._members, self._folder, self._grace_seconds = members, folder, grace_seconds
+        self._most, self._policy = max_restarts, RestartPolicy(max_restarts)
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._attempts: list[LaunchAttempt] = []
+        self._status = 0
+
+    def run(self) -> int:
+        """Run the job; return 0, or the exit status of the rank that failed first in the last attempt.
+
+        Raises:
+            InputError: too few members ever came.
+        """
+        # During an attempt `run_together` takes the signals. This handler takes those that come between attempts.
+        with signals_to(self._signals.put):
+            while (ranks := self._gathered()) is not None and self._continues(self._attempt(ranks)):
+                pass
+        if len(self._attempts) > 1:
+            for line in report(self._attempts):
+                announce(line)
+        return self._status
+
+    def _gathered(self) -> Sequence[Rank] | None:
+        """Wait for the processes of the next attempt; None: there is no next attempt."""
+        while isinstance(found := self._members.gather(len(self._attempts) + 1), str):
+            decision = self._policy.absent()
+            if decision.wait is None and not self._attempts:
+                raise InputError(f"{found}; {decision.why}")
+            if decision.wait is None:
+                announce(f"{found}; not started again: {decision.why}")
+                self._status = self._status or 1
+                return None
+            announce(f"{found}; asked again in {decision.wait:g} s")
+            if self._told_to_end(decision.wait):
+                return None
+        return None if self._told_to_end(0.0) else found
+
+    def _attempt(self, ranks: Sequence[Rank]) -> LaunchAttempt:
+        number, started = len(self._attempts) + 1, time.monotonic()
+        paths = [self._folder / f"{number}-{rank.index}" for rank in ranks]
+        told = [_with_attempt(rank, number, path) for rank, path in zip(ranks, paths, strict=True)]
+        result = run_together(told, self._grace_seconds, functools.partial(self._watching, paths))
+        done = furthest([read_progress(path) for path in paths])
+        self._attempts.append(LaunchAttempt(result, result.at - started, done))
+        return self._attempts[-1]
+
+    @contextmanager
+    def _watching(self, paths: Sequence[Path], stop: Stop) -> Iterator[None]:
+        over = threading.Event()
+        growing = threading.Thread(target=self._grow, args=(paths, stop, over), daemon=True)
+        growing.start()
+        try:
+            yield
+        finally:
+            over.set()
+            growing.join()
+
+    def _grow(self, paths: Sequence[Path], stop: Stop, over: threading.Event) -> None:
+        """Stop the attempt when more can take part in the next, once it has done a step and so can save."""
+        who = self._members.await_more(over)
+        while who and not over.wait(_FIRST_STEP_SECONDS):
+            if any(read_progress(path) for path in paths):
+                announce(f"{who}; all save and start again, attempt {len(self._attempts) + 2}")
+                stop()
+                return
+
+    def _continues(self, attempt: LaunchAttempt) -> bool:
+        """Whether another attempt follows; returns when it is time for it."""
+        result = attempt.result
+        if result.failure is None:
+            self._status = 0
+            return result.stopped and not result.signalled
+        self._status = exit_status(result.failure.returncode)
+        what = describe(result.failure, result.others)
+        decision = self._policy.after(attempt)
+        if decision.wait is not None:
+            announce(f"{what}; all start again in {decision.wait:g} s, attempt {len(self._attempts) + 1}")
+            return not self._told_to_end(decision.wait)
+        began = attempt.progress is not None
+        if decision.why == TOLD_TO_END or not (
+            others := self._members.without(result.failure, always=decision.fewer, began=began)
+        ):
+            announce(f"{what}; not started again: {decision.why}")
+            return False
+        announce(f"{what}; {decision.why}: on with {others}, attempt {len(self._attempts) + 1}")
+        self._policy = RestartPolicy(self._most)
+        return not self._told_to_end(0.0)
+
+    def _told_to_end(self, seconds: float) -> bool:
+        """Whether a signal comes within that time, or has come between two attempts."""
+        try:
+            number = self._signals.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        if not self._attempts:
+            self._status = exit_status(-number)
+        return True
+
+
+def _with_attempt(rank: Rank, attempt: int, progress: Path) -> Rank:
+    return replace(rank, environment={**rank.environment, ATTEMPT: str(attempt), PROGRESS: str(progress)})
+
+
+# ---- The report -----------------------------------------------------------------------------------------
+
+
 def report(attempts: list[LaunchAttempt]) -> list[str]:
-    """A line for each attempt: who failed first, how, when, at which step, and how long until the next step.
+    """One line for each attempt: who failed first, how, when, at which step, and how long until the next step.
 
     >>> killed = ChildResult(Ended(1, -9, 12.3), 1, 100.0, "", False)
     >>> done = ChildResult(None, 0, 130.0, "", False)
@@ -125,157 +289,3 @@ def _line(attempts: list[LaunchAttempt]) -> str:
     own = "" if _was_killed(result.failure) else result.last_line
     said = f" ({own[:_LONGEST_QUOTE]})" if own else ""
     return f"{how_it_ended(result.failure)}, {step}{said}{after}"
-
-
-def _mistake(attempt: LaunchAttempt, failure: Ended) -> str | None:
-    """What makes a failure one that would come again: its way and words, without the numbers in them."""
-    if _was_killed(failure) or (failure.where and failure.returncode == _CONNECTION_LOST):
-        return None
-    if attempt.progress is not None and failure.returncode != BAD_INPUT_STATUS:
-        return None
-    return f"{failure.returncode} {re.sub(r'[0-9]+', '#', attempt.result.last_line)}"
-
-
-def _was_killed(failure: Ended) -> bool:
-    return failure.returncode in (_SENT_ON_ANOTHER_HOST if failure.where else _SENT_FROM_OUTSIDE)
-
-
-# ---- A job that is started again after it failed, or with more, and what became of each attempt -------
-
-
-ATTEMPT = "JAXNET_ATTEMPT"
-"""The number of this start of the job, from 1; set by a launcher that restarts."""
-
-_FIRST_STEP_SECONDS = 1.0  # between two looks whether it was done
-
-
-class Members(Protocol):
-    """Who takes part in a job, which may be others in each attempt."""
-
-    def gather(self, attempt: int) -> Sequence[Rank] | str:
-        """The processes of an attempt; or why there can be none now."""
-
-    def without(self, failed: Ended, *, always: bool, began: bool) -> str | None:
-        """With whom to go on where the budget is used up, in words; None: with nobody.
-
-        `always` says that no other failed, and `began` that a step was done.
-        """
-
-    def await_more(self, over: threading.Event) -> str:
-        """Wait until more could take part than now, and say who; empty when it is `over`, or nobody can come."""
-
-
-class Restarting:
-    """Runs a job until it ends well, may not be started again, or is told to end.
-
-    Args:
-        members: who takes part.
-        folder: where they write their progress.
-        grace_seconds: see `run_together`.
-        max_restarts: see `Restarts`.
-    """
-
-    def __init__(self, members: Members, folder: Path, grace_seconds: float, max_restarts: int) -> None:
-        self._members, self._folder, self._grace_seconds = members, folder, grace_seconds
-        self._most, self._restarts = max_restarts, Restarts(max_restarts)
-        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._attempts: list[LaunchAttempt] = []
-        self._status = 0
-
-    def run(self) -> int:
-        """The exit status: 0, or that of the first rank that failed in the last attempt.
-
-        Raises InputError when those who are needed never come.
-        """
-        with signals_to(self._signals.put):
-            while (ranks := self._gathered()) is not None and self._goes_on(self._attempt(ranks)):
-                pass
-        if len(self._attempts) > 1:
-            for line in report(self._attempts):
-                say(line)
-        return self._status
-
-    def _gathered(self) -> Sequence[Rank] | None:
-        """The processes of the next attempt, waited for; None: there is none."""
-        while isinstance(found := self._members.gather(len(self._attempts) + 1), str):
-            decision = self._restarts.absent()
-            if decision.wait is None and not self._attempts:
-                raise InputError(f"{found}; {decision.why}")
-            if decision.wait is None:
-                say(f"{found}; not started again: {decision.why}")
-                self._status = self._status or 1
-                return None
-            say(f"{found}; asked again in {decision.wait:g} s")
-            if self._told_to_end(decision.wait):
-                return None
-        return None if self._told_to_end(0.0) else found
-
-    def _attempt(self, ranks: Sequence[Rank]) -> LaunchAttempt:
-        number, started = len(self._attempts) + 1, time.monotonic()
-        paths = [self._folder / f"{number}-{rank.index}" for rank in ranks]
-        told = [_told(rank, number, path) for rank, path in zip(ranks, paths, strict=True)]
-        result = run_together(told, self._grace_seconds, functools.partial(self._watching, paths))
-        done = furthest([read_progress(path) for path in paths])
-        self._attempts.append(LaunchAttempt(result, result.at - started, done))
-        return self._attempts[-1]
-
-    @contextmanager
-    def _watching(self, paths: Sequence[Path], stop: Stop) -> Iterator[None]:
-        over = threading.Event()
-        growing = threading.Thread(target=self._grow, args=(paths, stop, over), daemon=True)
-        growing.start()
-        try:
-            yield
-        finally:
-            over.set()
-            growing.join()
-
-    def _grow(self, paths: Sequence[Path], stop: Stop, over: threading.Event) -> None:
-        """Stop the attempt when more could take part in the next, once it has done a step and can save."""
-        who = self._members.await_more(over)
-        while who and not over.wait(_FIRST_STEP_SECONDS):
-            if any(read_progress(path) for path in paths):
-                say(f"{who}; all save and start again, attempt {len(self._attempts) + 2}")
-                stop()
-                return
-
-    def _goes_on(self, attempt: LaunchAttempt) -> bool:
-        """Whether there is to be another attempt; returns when it is time for it."""
-        result = attempt.result
-        if result.failure is None:
-            self._status = 0
-            return result.stopped and not result.signalled
-        self._status = exit_status(result.failure.returncode)
-        what = describe(result.failure, result.others)
-        decision = self._restarts.after(attempt)
-        if decision.wait is not None:
-            say(f"{what}; all start again in {decision.wait:g} s, attempt {len(self._attempts) + 1}")
-            return not self._told_to_end(decision.wait)
-        began = attempt.progress is not None
-        if decision.why == TOLD_TO_END or not (
-            others := self._members.without(result.failure, always=decision.fewer, began=began)
-        ):
-            say(f"{what}; not started again: {decision.why}")
-            return False
-        say(f"{what}; {decision.why}: on with {others}, attempt {len(self._attempts) + 1}")
-        self._restarts = Restarts(self._most)
-        return not self._told_to_end(0.0)
-
-    def _told_to_end(self, seconds: float) -> bool:
-        """Whether a signal comes within that time, or has come between two attempts."""
-        try:
-            number = self._signals.get(timeout=seconds)
-        except queue.Empty:
-            return False
-        if not self._attempts:
-            self._status = exit_status(-number)
-        return True
-
-
-def _told(rank: Rank, attempt: int, progress: Path) -> Rank:
-    return replace(rank, environment={**rank.environment, ATTEMPT: str(attempt), PROGRESS: str(progress)})
-
-
-def say(line: str) -> None:
-    """A word of the launcher's own, between the lines of its processes."""
-    errors.say(f"launch: {line}")

@@ -1,4 +1,4 @@
-"""Run the processes of one job as one: prefixed output, one fails and all end, signals reach all."""
+"""Run the processes of one job as one: output gets prefixes, one failure ends all, and signals reach all."""
 
 import os
 import queue
@@ -13,20 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from jaxnet.cluster.environment import ranks as named
+from jaxnet.cluster.environment import name_ranks
 from jaxnet.errors import drop, say
 
 _TETHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py"))]
-_LONGEST_LINE = 1 << 20  # a longer one is shown in pieces, so that output without line ends fills no memory
-_LONGEST_QUOTE = 2000
+_LONGEST_LINE = 1 << 20  # longer ones are passed on in pieces: output without line ends must not fill the memory
+_LONGEST_QUOTE = 2000  # bytes kept of the last line on stderr
 _DRAIN_SECONDS = 2.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
-"""What a launcher passes on to what it started."""
+"""The signals that a launcher passes on to its processes."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One process to run: its number in the job, its command, its whole environment, its host if that is another."""
+    """One process to run.
+
+    Attributes:
+        index: its number in the job.
+        command: what it executes.
+        environment: all its variables.
+        where: its host, if that is not this one.
+    """
 
     index: int
     command: Sequence[str]
@@ -36,7 +43,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that ended; `returncode` as subprocess gives it, a negative one being a signal."""
+    """A process that ended; `returncode` is that of subprocess, where a negative number is a signal."""
 
     index: int
     returncode: int
@@ -49,12 +56,12 @@ class ChildResult:
     """How a job ended.
 
     Attributes:
-        failure: the first that failed, or None.
-        others: how many still ran then, and were ended.
-        at: when it failed, or the job ended, as `time.monotonic` has it.
-        last_line: the last that the one that failed wrote to stderr.
-        signalled: whether this process was told to end the job, or nobody reads its output any more.
-        stopped: whether what ran beside it had it stop.
+        failure: the first process that failed, or None.
+        others: how many processes still ran then, and were ended.
+        at: when it failed, or when the job ended, on the clock `time.monotonic`.
+        last_line: the last line that the failed process wrote to stderr.
+        signalled: whether a signal told this process to end the job, or its output has lost its reader.
+        stopped: whether `beside` of `run_together` stopped the job.
     """
 
     failure: Ended | None
@@ -71,24 +78,27 @@ _STOP, _UNREAD = "stop", "unread"
 
 
 def supervise(ranks: Sequence[Rank], grace_seconds: float = 10.0) -> int:
-    """As `run_together`, and says what failed; the result is the exit status of the first that failed, or 0."""
+    """Run `ranks` as `run_together` does, report a failure, and return the first failed one's exit status, or 0."""
     result = run_together(ranks, grace_seconds)
     if result.failure is None:
         return 0
-    say(f"launch: {describe(result.failure, result.others)}")
+    announce(describe(result.failure, result.others))
     return exit_status(result.failure.returncode)
 
 
 def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0, beside: Beside | None = None) -> ChildResult:
     """Run `ranks` until all have ended.
 
-    Every line of output is passed on at once, behind `[index] `. When one fails, the others get SIGTERM and,
-    after `grace_seconds`, SIGKILL with everything that they started. (JAX handles SIGTERM, so a rank that is
-    stuck in a collective does not die of it.) SIGINT and SIGTERM are passed on to the ranks themselves, not
-    to what they started: a data worker that is ended first would break its rank's orderly stop. A second
-    signal kills. Nothing survives this process, see `jaxnet.operations.tether`.
+    Each line of output is passed on at once, after `[index] `. When a rank fails, the others get SIGTERM and, after
+    `grace_seconds`, SIGKILL with all that they started. (JAX handles SIGTERM, so a rank stuck in a collective does not
+    die of it.) SIGINT and SIGTERM are passed on to the ranks alone, not to what they started: a data worker that ends
+    first would break its rank's orderly stop. A second signal kills. No rank outlives this process, see
+    `jaxnet.operations.tether`.
 
-    `beside` is entered while they run, with a function that asks all to stop in good order, by SIGTERM.
+    Args:
+        ranks: the processes.
+        grace_seconds: from SIGTERM to SIGKILL.
+        beside: a context that is entered while they run. It gets a function that stops all in good order, by SIGTERM.
     """
     job = _Job(grace_seconds)
     other = beside(lambda: job.events.put(_STOP)) if beside else nullcontext()
@@ -100,8 +110,13 @@ def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0, beside: Bes
     return job.result()
 
 
+def announce(line: str) -> None:
+    """Print a line of the launcher's own between the lines of its processes."""
+    say(f"launch: {line}")
+
+
 def exit_status(returncode: int) -> int:
-    """The status that a shell reports: 128 + n for signal n.
+    """The status as a shell reports it: 128 + n for signal n.
 
     >>> exit_status(-9), exit_status(2)
     (137, 2)
@@ -110,7 +125,7 @@ def exit_status(returncode: int) -> int:
 
 
 def describe(ended: Ended, others: int) -> str:
-    """One line about the first failure.
+    """The first failure in one line.
 
     >>> describe(Ended(1, -9, 12.34), 1)
     'rank 1 was killed by SIGKILL (9) after 12.3 s; ended the other 1'
@@ -136,11 +151,15 @@ def how_it_ended(ended: Ended) -> str:
 
 
 class _Job:
-    """The processes that run, and what has happened to them, as events from one thread each."""
+    """The running processes of a job.
+
+    A thread for each process waits for its end, two more copy its output, and signal handlers may run at any moment.
+    They put events into one queue, which `watch` handles one by one, so one thread alone decides what happens.
+    """
 
     def __init__(self, grace_seconds: float) -> None:
         self.grace_seconds = grace_seconds
-        # SimpleQueue: a signal handler may put into it at any moment.
+        # A signal handler may put into a SimpleQueue at any moment, even while `watch` waits in `get`.
         self.events: queue.SimpleQueue[Ended | signal.Signals | str] = queue.SimpleQueue()
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self._failure: Ended | None = None
@@ -152,6 +171,7 @@ class _Job:
         self._unread = False
         self._pumps: list[threading.Thread] = []
         self._writing = threading.Lock()
+        # The keeper reads this pipe, and kills all ranks when the writing end closes, however this process ends.
         reading, self._pipe = os.pipe()
         self._keeper = subprocess.Popen(
             [*_TETHER, "keep"],
@@ -196,12 +216,12 @@ class _Job:
             elif event == _STOP:
                 self._stopped = True
                 self._send_all(signal.SIGTERM)
-            elif not self._signalled:  # Ctrl-C ends `tee` as well, which makes no second signal of it
+            elif not self._signalled:  # Ctrl-C ends `| tee` too; a lost reader is then no second signal
                 self._send_all(signal.SIGTERM)
-                say(f"launch: passed SIGTERM on to {named(sorted(self.running))}: nobody reads the output any more")
+                announce(f"passed SIGTERM on to {name_ranks(sorted(self.running))}: nobody reads the output any more")
 
     def finish(self) -> None:
-        """Pass on what was written last, and let the keeper go."""
+        """Pass on the last output and let the keeper end."""
         give_up = time.monotonic() + _DRAIN_SECONDS
         for pump in self._pumps:
             pump.join(max(give_up - time.monotonic(), 0))
@@ -216,7 +236,9 @@ class _Job:
 
     def _on_end(self, ended: Ended) -> None:
         group = self.running.pop(ended.index).pid
-        _kill_group(group)  # what it started and left behind
+        # Kill what the rank started and left behind, then take its group back from the keeper: the kernel may give the
+        # number to a new process.
+        _kill_group(group)
         os.write(self._pipe, f"-{group}\n".encode())
         if ended.returncode != 0 and self._failure is None:
             self._failure = ended
@@ -224,7 +246,7 @@ class _Job:
             self._at = time.monotonic()
             self._deadline = self._at + self.grace_seconds
             self._send_all(signal.SIGTERM)
-            self._send_all(signal.SIGCONT)  # one that is stopped would not notice
+            self._send_all(signal.SIGCONT)  # a stopped process would not act on SIGTERM
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signalled:
@@ -232,7 +254,7 @@ class _Job:
             return
         self._signalled = True
         self._send_all(number)
-        say(f"launch: passed {number.name} on to {named(sorted(self.running))}; a second one kills")
+        announce(f"passed {number.name} on to {name_ranks(sorted(self.running))}; a second one kills")
 
     def _send_all(self, number: signal.Signals) -> None:
         for process in self.running.values():
@@ -258,12 +280,12 @@ class _Job:
                     try:
                         sink.write(prefix + whole)
                         sink.flush()
-                    except OSError as error:  # of a full disk, say: the line is lost, and the job goes on
+                    except OSError as error:  # a full disk, say: the line is lost, the job continues
                         drop(sink, error)
                         self._on_failed_write(error)
 
     def _on_failed_write(self, error: OSError) -> None:
-        """Nobody reads us any more, as after `| head`: stop the job in good order."""
+        """Stop the job in good order when its output has lost its reader, as after `| head`."""
         if isinstance(error, BrokenPipeError) and not self._unread:
             self._unread = True
             self.events.put(_UNREAD)
@@ -281,8 +303,8 @@ def _kill_group(group: int) -> None:
 
 @contextmanager
 def signals_to(take: Callable[[int], None]) -> Iterator[None]:
-    """Inside, `take` gets the signals that a launcher passes on, instead of ending this process by them."""
-    # One that is ignored stays so: a job started in the background of a script must not end at Ctrl-C.
+    """Give the signals in `FORWARDED` to `take` while inside, so that they do not end this process."""
+    # Leave ignored signals alone: a shell starts background jobs with SIGINT ignored, and they must not end at Ctrl-C.
     caught = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, _frame: take(number)) for number in caught}
     try:

@@ -1,16 +1,18 @@
-"""No process outlives its launcher, however the launcher ends: run as a script, by path.
+"""Tie processes to their launcher, so that none outlives it, however it ends.
 
-Two ties, because a launcher that is killed with SIGKILL can do nothing itself:
+A launcher killed by SIGKILL can do nothing itself, so there are two ties:
 
-- `tether.py rank PIPE LAUNCHER COMMAND...` becomes COMMAND after asking the kernel for SIGKILL when the
-  launcher dies (Linux's PR_SET_PDEATHSIG, which survives exec). This reaches COMMAND, not what it starts.
-- `tether.py keep` reads from its stdin the process groups that live, and kills them all when the other
-  ends of that pipe, which the launcher holds, are closed. This reaches what COMMAND started too.
+- `tether.py rank PIPE LAUNCHER COMMAND...` asks the kernel for SIGKILL when the launcher dies (Linux's
+  PR_SET_PDEATHSIG, which survives exec), then turns into COMMAND. This reaches COMMAND, not what COMMAND starts.
+- `tether.py keep` reads the numbers of the living process groups from its stdin, and kills them all when the other end
+  of that pipe, which the launcher holds, is closed. This reaches what COMMAND started too.
 
-A rank writes its own number into the pipe before it becomes COMMAND, while it still holds that end, so
-there is no moment at which it runs unknown. It is a script that imports nothing of ours because it is
-started once for every rank, by `python -I -S`, in about 20 ms; and a process of its own, not code
-between fork and exec, because that is unsafe where the launcher has threads.
+A rank writes its own number into the pipe before it turns into COMMAND, and holds that end until then. So it never
+runs without the keeper knowing it.
+
+This is a file of its own because each rank starts through it, by path, with `python -I -S` (about 20 ms): it may
+import the standard library only. It is a process and not code between fork and exec (`preexec_fn`), because that is
+unsafe in a launcher with threads.
 """
 
 import ctypes
@@ -27,10 +29,10 @@ def become(pipe: int, launcher: int, command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
-        sys.exit(1)  # it died before the kernel was asked
+        sys.exit(1)  # the launcher died before the call above, so no SIGKILL will come
     os.write(pipe, f"{os.getpid()}\n".encode())
     os.set_inheritable(pipe, False)
-    # Python ignores these two, and exec would hand that down to programs that rely on them.
+    # Python ignores these signals, and exec would pass that on to programs that rely on them.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -40,7 +42,7 @@ def become(pipe: int, launcher: int, command: list[str]) -> None:
 
 
 def keep() -> None:
-    """Kill the process groups named on stdin, less those taken back as `-GROUP`, when stdin ends."""
+    """Kill the process groups named on stdin when stdin ends, except those taken back as `-GROUP`."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups = set()

@@ -12,7 +12,7 @@ from jaxnet.parallel.form import Step as Step
 from jaxnet.parallel.form import StepOptions as StepOptions
 from jaxnet.parallel.form import StepPlan as StepPlan
 from jaxnet.parallel.form import Traffic as Traffic
-from jaxnet.parallel.hybrid import ShardedDense
+from jaxnet.parallel.hybrid import ShardedDense as ShardedDense
 from jaxnet.parallel.layout import Layout as Layout
 from jaxnet.parallel.local import LocalUpdate as LocalUpdate
 from jaxnet.parallel.pieces import Pieces as Pieces
@@ -21,7 +21,7 @@ from jaxnet.parallel.sharded import ShardedUpdate as ShardedUpdate
 from jaxnet.parallel.state import TrainState as TrainState
 
 __all__ = [
-    *("Form", "Mode", "Step", "StepOptions", "StepPlan", "Traffic", "Layout", "TrainState", "form_of"),
+    *("Form", "Mode", "Step", "StepOptions", "StepPlan", "Traffic", "Layout", "ShardedDense", "TrainState", "form_of"),
     *("Replicated", "ShardedUpdate", "LocalUpdate", "Pieces"),
 ]
 

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxnet.comm import AXES, AllReduce, Collective, Reducer, all_reduce, bucketed
-from jaxnet.comm.guards import varying_axes
-from jaxnet.comm.reducer import ReduceFn, axes_size
+from jaxnet.comm import AXES, AllReduce, Collective, ReduceFn, Reducer, all_reduce, axes_size, bucketed, varying_axes
 from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
 from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
 

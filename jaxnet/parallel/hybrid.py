@@ -13,8 +13,21 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from jaxnet.comm import DEVICE, HOST, Bucket, BucketPlan, Collective, MiB, Plan, Reducer, Strategy, all_reduce, bucketed
-from jaxnet.comm.reducer import AxisSizes, Kind
+from jaxnet.comm import (
+    DEVICE,
+    HOST,
+    AxisSizes,
+    Bucket,
+    BucketPlan,
+    Collective,
+    CollectiveKind,
+    MiB,
+    Plan,
+    Reducer,
+    Strategy,
+    all_reduce,
+    bucketed,
+)
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables
 from jaxnet.tasks.classification import PyTree
@@ -53,7 +66,7 @@ class ShardedDense(NamedTuple):
         """
         size = axis_sizes[DEVICE]
         own, all_ = examples, examples * size
-        kinds: tuple[tuple[Kind, int], ...]
+        kinds: tuple[tuple[CollectiveKind, int], ...]
         if self.cut == "rows":
             kinds = (
                 *(("all-to-all", own * self.inputs), ("reduce-scatter", all_ * self.units)),

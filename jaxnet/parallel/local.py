@@ -18,9 +18,18 @@ import optax
 from jax import lax
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, Averaging, BlockFilter, Collective, Reducer, Strategy, mesh_size
-from jaxnet.comm.guards import same_along, varying_axes
-from jaxnet.comm.reducer import BOUND_AXES
+from jaxnet.comm import (
+    AXES,
+    BOUND_AXES,
+    Averaging,
+    BlockFilter,
+    Collective,
+    Reducer,
+    Strategy,
+    mesh_size,
+    same_along,
+    varying_axes,
+)
 from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import (
     NOT_FINITE,

@@ -17,16 +17,18 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import Reducer, Strategy, mesh_size
-from jaxnet.comm.pieces import (
+from jaxnet.comm import (
     UPDATE,
     Launch,
     LoweredLaunch,
     Message,
     Messages,
+    Reducer,
+    Strategy,
     local_shards,
     lower_here,
     lower_launch,
+    mesh_size,
     messages_of,
     replicated_arrays,
 )

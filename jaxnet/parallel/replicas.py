@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxnet.comm import AXES, DEVICE, mesh_size
-from jaxnet.comm.guards import varying_axes
+from jaxnet.comm import AXES, DEVICE, mesh_size, varying_axes
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
 

@@ -1,14 +1,32 @@
-"""What a run shows of itself: the timeline of a step, as data, as text and as a picture."""
+"""What a run shows of itself: the timeline of a step, and where the time of a run went.
 
-from jaxnet.report.show import draw as draw
-from jaxnet.report.show import timeline_json as timeline_json
-from jaxnet.report.show import timeline_text as timeline_text
-from jaxnet.report.show import write_png as write_png
-from jaxnet.report.timeline import DeviceStep as DeviceStep
-from jaxnet.report.timeline import Span as Span
-from jaxnet.report.timeline import TimedCollective as TimedCollective
-from jaxnet.report.timeline import Timeline as Timeline
-from jaxnet.report.timeline import timeline as timeline
-from jaxnet.report.trace import Event as Event
-from jaxnet.report.trace import Trace as Trace
-from jaxnet.report.trace import read_traces as read_traces
+The timeline of one step, from the traces of the JAX profiler:
+
+- `read_traces`: the newest trace of each process, as `Trace` and `Event`.
+- `timeline`: one step as a `Timeline` of `DeviceStep`s, with `TimedCollective`s and `Span`s.
+- `timeline_text`, `timeline_json`, `draw`, `write_png`: the same as text, JSON values or a picture.
+
+Where the time of a run went, over all its attempts: `jaxnet.report.goodput`.
+
+Modules, in the order in which a trace passes through them: `xspace` (bytes), `trace` (events), `programs` (compiled
+programs), `steps` (which events are a step), `timeline`, `show`.
+"""
+
+from jaxnet.report.show import draw, timeline_json, timeline_text, write_png
+from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, timeline
+from jaxnet.report.trace import Event, Trace, read_traces
+
+__all__ = [
+    "DeviceStep",
+    "Event",
+    "Span",
+    "TimedCollective",
+    "Timeline",
+    "Trace",
+    "draw",
+    "read_traces",
+    "timeline",
+    "timeline_json",
+    "timeline_text",
+    "write_png",
+]

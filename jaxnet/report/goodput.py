@@ -1,4 +1,11 @@
-"""Where the time of a run went, over all its attempts: the ledger read and added up."""
+"""Where the time of a run went, over all its attempts, and which ranks held it up.
+
+A run's ledger has one line for each sign of life of each attempt (each start of the run's processes). The last line of
+an attempt is its account. A step counts for the attempt that did it last; the time of steps that a later attempt did
+again is lost work.
+
+    goodput = time of useful steps / time since the first start
+"""
 
 import json
 import math
@@ -9,25 +16,24 @@ from typing import Any, NamedTuple
 
 from jaxnet.errors import InputError
 
-# ---- Which ranks hold the others up: those whose own time for a step stands out -----------------------
+# ---- Stragglers -----------------------------------------------------------------------------------------
 
-
-_FEWEST = 3  # of two, none can be told to be the slow one
-_SPREADS = 3.0
-_MATTERS = 0.1
+_FEWEST = 3  # with two ranks, neither can be called the slow one
+_SPREADS = 3.0  # median absolute deviations
+_MATTERS = 0.1  # smallest difference that matters, as a fraction of a step
 
 _PARTS = {"host": "its host needs", "device": "its devices keep its processor busy for"}
 
 
 class RankTimes(NamedTuple):
-    """What a rank needs for a step, in seconds: medians over its last steps.
+    """The time that a rank needs for a step, in seconds: medians over its last steps.
 
-    A synchronous step takes all ranks the same time; what differs is how much of it each needs itself.
+    A synchronous step takes all ranks the same time. They differ in how much of it each needs itself.
 
     Attributes:
         rank: its number.
-        step: from the end of a step to that of the next.
-        host: the part of it in which the host does not wait for its devices: batch, dispatch, log.
+        step: from the end of a step to the end of the next.
+        host: the part in which the host does not wait for its devices: batch, dispatch, log.
         device: processor time of CPU devices, summed over their threads; None for other devices.
     """
 
@@ -38,15 +44,15 @@ class RankTimes(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """A rank that stands out.
+    """A rank that is slower than the others.
 
     Attributes:
         rank: its number.
         part: 'host' or 'device', as in `RankTimes`.
-        seconds: that it needs for that.
-        median: of all ranks.
-        limit: that it exceeds.
-        ranks: how many were compared.
+        seconds: the rank's time for that part.
+        median: the median of all ranks.
+        limit: the limit that the rank exceeds.
+        ranks: how many ranks were compared.
     """
 
     rank: int
@@ -64,11 +70,10 @@ class Straggler(NamedTuple):
 
 
 def straggler_limit(seconds: Sequence[float], step: float) -> float:
-    """What a rank's own time must exceed: the median and three median absolute deviations (MAD) more.
+    """Return the time above which a rank is a straggler: median + three median absolute deviations (MAD).
 
-    At least a tenth of a step of `step` seconds more, and a tenth of the median: less is not worth a word, and where
-    the MAD is 0, as of ranks that are alike to the last digit, any difference would stand out. Infinite with fewer than
-    three ranks.
+    The margin is at least a tenth of `step` (the seconds of a step) and a tenth of the median: a smaller difference
+    does not matter, and with a MAD of 0 any difference would count. Infinite with fewer than three ranks.
 
     >>> straggler_limit([10.0, 11.0, 12.0, 50.0], step=20.0)
     14.5
@@ -81,7 +86,7 @@ def straggler_limit(seconds: Sequence[float], step: float) -> float:
 
 
 def stragglers(times: Sequence[RankTimes]) -> list[Straggler]:
-    """The ranks that exceed the limit with their host or with their devices; the worst first.
+    """Return the ranks whose host or devices exceed the limit, the worst first.
 
     >>> print(*stragglers([RankTimes(rank, 0.1, 0.09 if rank == 2 else 0.01) for rank in range(4)]))
     rank 2 is a straggler: its host needs 90.0 ms a step, where the median of 4 ranks is 10.0 ms and the limit 20.0 ms
@@ -102,7 +107,7 @@ def _beyond(times: Sequence[RankTimes], part: str) -> Iterator[Straggler]:
 
 
 def times_line(times: Sequence[RankTimes]) -> str:
-    """The times of all ranks in one line: of each part the median, and from where to where it goes.
+    """Return the times of all ranks in one line: for each part the median, and the range.
 
     >>> times_line([RankTimes(0, 0.1, 0.02), RankTimes(1, 0.1, 0.04)])
     '2 ranks: step 100.0 ms, host 30.0 ms (20.0 to 40.0)'
@@ -116,7 +121,7 @@ def times_line(times: Sequence[RankTimes]) -> str:
 
 
 def times_from_json(values: Sequence[dict[str, Any]]) -> list[RankTimes]:
-    """The times that a ledger holds as `RankTimes._asdict` gives them; TypeError if they are something else."""
+    """Return the times that a ledger stores as `RankTimes._asdict`; TypeError if `values` is something else."""
     return [RankTimes(**each) for each in values]
 
 
@@ -124,23 +129,25 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
+# ---- The account ----------------------------------------------------------------------------------------
+
 KINDS = ("start-up", "compile", "data wait", "step", "evaluation", "checkpoint", "other", "lost work", "restart")
 
 
 class Attempt(NamedTuple):
-    """One process's part of a run, as it said last.
+    """One start of a run's processes, as its last line in the ledger describes it.
 
     Attributes:
         attempt: its number, from 1.
         host: where its first process ran.
-        pid: of that process.
+        pid: the id of that process.
         start: when that began, in seconds since 1970.
-        time: its last sign of life.
-        first: steps that were done when it began to train; None if it did not get there.
+        time: its last sign of life, in seconds since 1970.
+        first: steps that were done when it began to train; None if it did not get so far.
         step: steps that were done at its last sign of life.
-        seconds: spent by kind.
+        seconds: time spent, by kind.
         ended: whether it ended by itself.
-        ranks: what each of them needed for a step, as far as they have said so.
+        ranks: the time that each rank needed for a step, as far as known.
     """
 
     attempt: int
@@ -156,7 +163,7 @@ class Attempt(NamedTuple):
 
 
 class GoodputRow(NamedTuple):
-    """An attempt with what later ones say about it: `seconds` has lost work and restarts, and all of its time."""
+    """An attempt with all of its time by kind, including the lost work and restarts that later attempts show."""
 
     attempt: Attempt
     seconds: dict[str, float]
@@ -166,10 +173,10 @@ class Goodput(NamedTuple):
     """The account of a run.
 
     Attributes:
-        rows: one an attempt.
+        rows: one per attempt.
         wall_seconds: from the first start to the last sign of life.
-        useful_seconds: of steps that were not done again.
-        lost_steps: done again by a later attempt.
+        useful_seconds: time of the steps that were not done again.
+        lost_steps: steps that a later attempt did again.
     """
 
     rows: list[GoodputRow]
@@ -179,12 +186,12 @@ class Goodput(NamedTuple):
 
     @property
     def fraction(self) -> float:
-        """Useful time by time since the first start."""
+        """Useful time divided by the time since the first start."""
         return self.useful_seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
 
 def read_ledger(path: Path) -> list[Attempt]:
-    """The last line of each attempt; lines that are not whole are passed over. OSError if the file cannot be read."""
+    """Return the last line of each attempt, ignoring incomplete lines; OSError if the file cannot be read."""
     attempts: dict[int, Attempt] = {}
     for line in path.read_text(errors="replace").splitlines():
         try:
@@ -197,10 +204,10 @@ def read_ledger(path: Path) -> list[Attempt]:
 
 
 def goodput(attempts: Sequence[Attempt]) -> Goodput:
-    """Add up. A step counts for the attempt that did it last.
+    """Add up the time of all attempts. A step counts for the attempt that did it last.
 
-    What ended by itself before it began to train, such as a command that was refused, is no attempt: between others its
-    time is that of a restart, and before the first it is none of the run's. Raises InputError when there are none.
+    An attempt that ended by itself before it began to train, such as a refused command, is left out: its time counts as
+    a restart if it lies between others, and not at all if it comes first. Raises InputError when none is left.
     """
     attempts = [attempt for attempt in attempts if attempt.first is not None or not attempt.ended]
     if not attempts:
@@ -220,14 +227,14 @@ def goodput(attempts: Sequence[Attempt]) -> Goodput:
 
 
 def lost_by(attempt: Attempt, later: Sequence[Attempt]) -> int:
-    """Steps of an attempt that a later one did again."""
+    """Return how many steps of an attempt a later one did again."""
     first = attempt.first if attempt.first is not None else attempt.step
     kept = min([attempt.step, *(other.first for other in later if other.first is not None)])
     return attempt.step - max(first, kept)
 
 
 def goodput_line(found: Goodput) -> str:
-    """The account in one line."""
+    """Return the account in one line."""
     count = len(found.rows)
     return (
         f"goodput {found.fraction:.1%}: {found.useful_seconds:.1f} s of useful steps in {found.wall_seconds:.1f} s "
@@ -236,17 +243,17 @@ def goodput_line(found: Goodput) -> str:
 
 
 def ending_text(found: Goodput) -> str:
-    """What the end of an attempt says: the account in one line, and who held it up."""
+    """Return what is printed at the end of an attempt: the account in one line, and the stragglers."""
     return "\n".join([goodput_line(found), *map(str, stragglers(found.rows[-1].attempt.ranks))])
 
 
 def goodput_text(found: Goodput) -> str:
-    """The account as a table, of seconds."""
+    """Return the account as a table of seconds."""
     return "\n".join(_lines(found))
 
 
 def goodput_json(found: Goodput) -> dict[str, Any]:
-    """The account as JSON values."""
+    """Return the account as JSON values."""
     return {
         "goodput": found.fraction,
         "wall_seconds": found.wall_seconds,
@@ -261,7 +268,7 @@ def goodput_json(found: Goodput) -> dict[str, Any]:
 
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
-    """As JSON values."""
+    """Return an attempt as JSON values, which is its line in the ledger."""
     return attempt._asdict() | {"ranks": [each._asdict() for each in attempt.ranks]}
 
 

@@ -1,4 +1,4 @@
-"""A timeline as a picture: for each device a row of compute and, below it, one of collectives."""
+"""Show a timeline: as text, as JSON values, and as a picture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -6,26 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.errors import InputError
-from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, common, ranges, without
+from jaxnet.report.steps import step_ranges
+from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, difference, intersection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# ---- A timeline in words and as JSON values -----------------------------------------------------------
-
+# ---- Text and JSON --------------------------------------------------------------------------------------
 
 _TOTALS = "process device      step   compute      comm    hidden   exposed  overlap"
 _COLLECTIVES = "  bucket  collective         axes                bytes     start       end       ms  hidden"
 
 
 def timeline_text(timeline: Timeline) -> str:
-    """The totals of every device, and the collectives of the first device of each process."""
+    """Return the totals of every device, and the collectives of the first device of each process, as text."""
     return "\n".join(_lines(timeline))
 
 
 def timeline_json(timeline: Timeline) -> dict[str, Any]:
-    """Everything, as JSON values: times in seconds from the step's start, `[start, end]` for a span."""
+    """Return everything as JSON values: times in seconds from the step's start, `[start, end]` for a span."""
     return {
         "program": timeline.program,
         "step": timeline.step,
@@ -36,7 +36,7 @@ def timeline_json(timeline: Timeline) -> dict[str, Any]:
 
 
 def label_of(timed: TimedCollective) -> str:
-    """How a collective is called in a table and on a bar: the bucket's number, or where else it comes from.
+    """Return the label of a collective in a table and on a bar: its bucket's number, or its scope.
 
     >>> from jaxnet.report.timeline import Span
     >>> label_of(TimedCollective("psum.1", "all-reduce", 3, "bucket_3", (), 0, 8, Span(0, 1), 0))
@@ -49,7 +49,7 @@ def label_of(timed: TimedCollective) -> str:
 
 
 def _lines(timeline: Timeline) -> Iterator[str]:
-    yield f"{timeline.program}, step {timeline.step} (the trace holds {ranges(timeline.steps)}); times in ms"
+    yield f"{timeline.program}, step {timeline.step} (the trace holds {step_ranges(timeline.steps)}); times in ms"
     yield ""
     yield _TOTALS
     yield from (_totals(device) for device in timeline.devices)
@@ -100,9 +100,11 @@ def _device_json(device: DeviceStep) -> dict[str, Any]:
     }
 
 
+# ---- Picture --------------------------------------------------------------------------------------------
+
 _MOST_ROWS = 8
 
-# Of Okabe and Ito's palette, which colour-blind readers can tell apart; hatches do it without colour.
+# Okabe and Ito's palette, which colour-blind readers can tell apart; the hatches work without colour.
 _STYLES = {
     "all-reduce": ("#d55e00", ""),
     "reduce-scatter": ("#0072b2", "//"),
@@ -112,11 +114,11 @@ _STYLES = {
 }
 _COMPUTE = "0.35"
 _HIDDEN_ALPHA = 0.35
-_CHARACTER = 0.009  # of a label, as a part of the picture's width
+_CHARACTER = 0.009  # width of a character of a label, as a fraction of the picture's width
 
 
 def write_png(timeline: Timeline, path: Path) -> None:
-    """Draw it into a file.
+    """Draw a timeline into a PNG file.
 
     Raises:
         InputError: matplotlib is missing, or the file cannot be written.
@@ -129,9 +131,10 @@ def write_png(timeline: Timeline, path: Path) -> None:
 
 
 def draw(timeline: Timeline) -> "Figure":
-    """Draw it: compute above, collectives below, dark where exposed and pale where hidden under compute.
+    """Draw a timeline: for each device a row of compute and below it one of collectives.
 
-    Of more than eight devices, the first of each process are shown.
+    A collective is dark while it is exposed and pale while compute hides it. Of more than eight devices, only the first
+    of each process is shown.
     """
     try:
         from matplotlib.figure import Figure
@@ -179,8 +182,8 @@ def _draw_collective(
     axis: "Axes", timed: TimedCollective, compute: Sequence[Span], bottom: float, height: float
 ) -> None:
     colour, hatch = _STYLES[timed.kind]
-    _bars(axis, common([timed.span], compute), bottom, height, facecolor=colour, alpha=_HIDDEN_ALPHA)
-    _bars(axis, without([timed.span], compute), bottom, height, facecolor=colour)
+    _bars(axis, intersection([timed.span], compute), bottom, height, facecolor=colour, alpha=_HIDDEN_ALPHA)
+    _bars(axis, difference([timed.span], compute), bottom, height, facecolor=colour)
     _bars(axis, [timed.span], bottom, height, facecolor="none", edgecolor="white", hatch=hatch, linewidth=0.5)
     label, width = label_of(timed), axis.get_xlim()[1]
     if 1e3 * timed.span.length >= _CHARACTER * (len(label) + 0.5) * width:
@@ -194,7 +197,7 @@ def _bars(axis: "Axes", spans: Sequence[Span], bottom: float, height: float, **s
 
 
 def lanes(collectives: Sequence[TimedCollective]) -> list[int]:
-    """A lane for each collective, such that those in one lane do not overlap; `collectives` are in order of start."""
+    """Return a lane for each collective, so that those in one lane do not overlap; they come in order of start."""
     ends: list[float] = []
     chosen = []
     for timed in collectives:

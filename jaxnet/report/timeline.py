@@ -1,4 +1,8 @@
-"""The timeline of one step: when each device computed, when each bucket travelled, and how much of that was hidden."""
+"""The timeline of one step: when each device computed, when each bucket travelled, and how much of that was hidden.
+
+A collective is hidden while the same device computes, and exposed while it does not.
+Overlap = 1 - exposed / communication.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,13 +11,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from jaxnet.errors import InputError
-from jaxnet.report.trace import Event, Trace, TracedProgram, axes_of, bucket_of, joined, message_bytes, scope_of
+from jaxnet.report.programs import TracedProgram, axes_of, bucket_of, message_bytes, scope_of
+from jaxnet.report.steps import join_pieces, median_step, runs_by_step, step_program, step_ranges, steps_of_all
+from jaxnet.report.trace import Event, Trace
 
-# ---- Arithmetic of sets of instants, each held as disjoint spans in order -----------------------------
+# ---- Sets of spans --------------------------------------------------------------------------------------
 
 
 class Span(NamedTuple):
-    """The instants from `start` up to, not with, `end`; in seconds from the step's start."""
+    """The time from `start` to `end`, in seconds from the step's start."""
 
     start: float
     end: float
@@ -25,7 +31,7 @@ class Span(NamedTuple):
 
 
 def union(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Any spans as disjoint ones in order, with gaps between them.
+    """Return spans that cover the same time, disjoint and in order.
 
     >>> union([Span(3, 4), Span(0, 2), Span(1, 3), Span(6, 6)])
     (Span(start=0, end=4),)
@@ -39,10 +45,10 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def common(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
-    """The instants that are in both; `a` and `b` are results of `union`.
+def intersection(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the time that is in both; `a` and `b` are results of `union`.
 
-    >>> common([Span(0, 4)], [Span(1, 2), Span(3, 9)])
+    >>> intersection([Span(0, 4)], [Span(1, 2), Span(3, 9)])
     (Span(start=1, end=2), Span(start=3, end=4))
     """
     shared: list[Span] = []
@@ -58,117 +64,39 @@ def common(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(shared)
 
 
-def without(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
-    """The instants of `a` that are not in `b`; both are results of `union`.
+def difference(a: Sequence[Span], b: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the time of `a` that is not in `b`; both are results of `union`.
 
-    >>> without([Span(0, 4)], [Span(1, 2), Span(3, 9)])
+    >>> difference([Span(0, 4)], [Span(1, 2), Span(3, 9)])
     (Span(start=0, end=1), Span(start=2, end=3))
     """
     ends = [float("-inf"), *(span.end for span in b)]
     starts = [*(span.start for span in b), float("inf")]
-    return common(a, [Span(end, start) for end, start in zip(ends, starts, strict=True)])
+    return intersection(a, [Span(end, start) for end, start in zip(ends, starts, strict=True)])
 
 
-def total(spans: Iterable[Span]) -> float:
-    """Seconds in a result of `union`."""
+def total_seconds(spans: Iterable[Span]) -> float:
+    """Return the seconds in a result of `union`."""
     return sum(span.length for span in spans)
 
 
-# ---- Finding the steps in a trace: which program is the step, which of its runs are whole, which number each has
-
-
-Runs = dict[int, list[Event]]  # the events of each whole step of a process, by the step's number
-
-
-def step_program(trace: Trace) -> str:
-    """Name of the program whose collectives carry the most bytes: the training step, if anything is trained."""
-    if not trace.events:
-        raise InputError(
-            f"the trace of process {trace.process} holds no instructions of compiled programs with the number of "
-            "their run; XLA's CPU backend writes those, and no other backend is understood"
-        )
-    sent = {
-        name: sum(map(message_bytes, trace.programs[name].collectives.values()))
-        for name in {event.program for event in trace.events}
-        if name in trace.programs and trace.programs[name].collectives
-    }
-    if not sent:
-        names = ", ".join(sorted({event.program.partition("(")[0] for event in trace.events}))
-        raise InputError(f"no program in the trace of process {trace.process} holds a collective (it ran {names})")
-    return max(sorted(sent), key=sent.__getitem__)
-
-
-def runs_by_step(traces: Sequence[Trace], programs: Sequence[str]) -> list[Runs]:
-    """For each process the events of every whole step, by its number.
-
-    The last run is that of the last step; a run that had begun before the trace did lacks events.
-    """
-    runs = [_in_order(trace, program) for trace, program in zip(traces, programs, strict=True)]
-    longest = max(map(len, runs))
-    numbered = []
-    for trace, of_process in zip(traces, runs, strict=True):
-        last = trace.steps[-1] if trace.steps else longest - 1
-        fullest = max(map(len, of_process))
-        steps = range(last - len(of_process) + 1, last + 1)
-        numbered.append({n: run for n, run in zip(steps, of_process, strict=True) if len(run) == fullest})
-    return numbered
-
-
-def _in_order(trace: Trace, program: str) -> list[list[Event]]:
-    runs: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in trace.events:
-        if event.program == program:
-            runs[event.run].append(event)
-    return [runs[number] for number in sorted(runs)]
-
-
-def steps_of_all(runs: Sequence[Runs]) -> list[int]:
-    """The steps that every process has, in order."""
-    steps = sorted(set.intersection(*(set(of_process) for of_process in runs)))
-    if not steps:
-        raise InputError("no step is whole in the traces of all processes; trace more steps, over the same window")
-    return steps
-
-
-def typical(runs: Sequence[Runs], steps: Sequence[int]) -> int:
-    """The step of median length."""
-    return sorted(steps, key=lambda step: _length(runs, step))[len(steps) // 2]
-
-
-def _length(runs: Sequence[Runs], step: int) -> int:
-    events = [event for of_process in runs for event in of_process[step]]
-    return max(event.end for event in events) - min(event.start for event in events)
-
-
-def ranges(steps: Sequence[int]) -> str:
-    """Numbers as a person writes them.
-
-    >>> ranges([3, 4, 5, 9])
-    '3 to 5, 9'
-    """
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and parts[-1][-1] == step - 1:
-            parts[-1].append(step)
-        else:
-            parts.append([step])
-    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+# ---- One step, measured --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TimedCollective:
-    """One collective as one device saw it.
+    """One collective on one device.
 
     Attributes:
-        name: of the instruction.
-        kind: by the name that HLO gives it.
-        bucket: number of the bucket that it carries, or None: it is none of a reducer's.
+        name: the name of the instruction.
+        kind: HLO's name for it, such as 'all-reduce'.
+        bucket: number of the bucket that it carries; None if it is no bucket of a reducer.
         scope: named scopes in which it was traced.
         axes: mesh axes that it spans; empty if the mesh is not known.
-        size: devices that take part together; 0: as many as there are.
-        bytes: of the whole message.
-        span: from when the device is ready to send until it has the result: waiting for the others included.
-        hidden: seconds of it in which the same device computed.
+        size: devices in a group; 0: all.
+        bytes: size of the whole message.
+        span: from when the device is ready to send until it has the result, waiting for others included.
+        hidden: seconds of the span in which the same device computed.
     """
 
     name: str
@@ -183,7 +111,7 @@ class TimedCollective:
 
     @property
     def hidden_fraction(self) -> float:
-        """Part of its time that was hidden, 0 to 1."""
+        """The fraction of its time that was hidden, 0 to 1."""
         return self.hidden / self.span.length if self.span.length else 1.0
 
 
@@ -192,10 +120,10 @@ class DeviceStep:
     """One step of one device; all times are in seconds, from the step's start on the earliest device.
 
     Attributes:
-        process: that it belongs to.
+        process: the process of the device.
         device: its id.
-        compute: when anything but collectives was under way, as disjoint spans in order; an operation that is
-            shared among threads may meanwhile wait for a core.
+        compute: when anything but collectives was under way, as disjoint spans in order. An operation that is shared
+            among threads counts from its start to its end, even while its threads wait for a core.
         collectives: in order of their start.
     """
 
@@ -211,24 +139,24 @@ class DeviceStep:
 
     @cached_property
     def span(self) -> Span:
-        """From the first operation to the end of the last."""
+        """From the start of the first operation to the end of the last."""
         busy = union([*self.compute, *self.communicating])
         return Span(busy[0].start, busy[-1].end)
 
     @property
     def compute_seconds(self) -> float:
         """Time in which it computed."""
-        return total(self.compute)
+        return total_seconds(self.compute)
 
     @property
     def communication_seconds(self) -> float:
         """Time in which a collective was under way."""
-        return total(self.communicating)
+        return total_seconds(self.communicating)
 
     @property
     def exposed_seconds(self) -> float:
         """Time in which a collective was under way and nothing was computed."""
-        return total(without(self.communicating, self.compute))
+        return total_seconds(difference(self.communicating, self.compute))
 
     @property
     def overlap(self) -> float:
@@ -243,9 +171,9 @@ class Timeline:
     Attributes:
         program: name of the step's program.
         step: its number.
-        steps: all that the trace holds whole, in order.
-        devices: by process and device.
-        notes: what a reader should know before believing it.
+        steps: all complete steps in the trace, in order.
+        devices: ordered by process and device.
+        notes: reasons to doubt the numbers, such as clocks that differ.
     """
 
     program: str
@@ -256,32 +184,32 @@ class Timeline:
 
     @property
     def first_devices(self) -> tuple[DeviceStep, ...]:
-        """One device of each process: where a process has several, they differ little."""
+        """The first device of each process; the devices of a process differ little."""
         return tuple({device.process: device for device in reversed(self.devices)}.values())[::-1]
 
 
 def timeline(traces: Sequence[Trace], step: int | None = None, axis_sizes: Mapping[str, int] | None = None) -> Timeline:
-    """The timeline of a step, put together from the traces of all processes.
+    """Build the timeline of a step from the traces of all processes.
 
-    The program of the step is the one whose collectives carry the most bytes; those of a step in pieces count as one.
-    Steps are numbered by
-    `jax.profiler.StepTraceAnnotation` where it was used, as train.py does; else from 0.
+    The program of the step is the one whose collectives carry the most bytes; the programs of a step in pieces count as
+    one. Steps have the numbers of `jax.profiler.StepTraceAnnotation` if it was used, as train.py does; otherwise they
+    are counted from 0.
 
     Args:
-        traces: of all processes that traced.
+        traces: those of all processes that traced.
         step: its number; None: the one of median length.
         axis_sizes: the mesh's `shape`, to name axes.
 
     Raises:
         InputError: the trace holds no events of a program, no collectives, or no such step.
     """
-    traces = [joined(trace) for trace in traces]
+    traces = [join_pieces(trace) for trace in traces]
     programs = [step_program(trace) for trace in traces]
     runs = runs_by_step(traces, programs)
     steps = steps_of_all(runs)
-    step = typical(runs, steps) if step is None else step
+    step = median_step(runs, steps) if step is None else step
     if step not in steps:
-        raise InputError(f"step {step} is not whole in the trace; it holds {ranges(steps)}")
+        raise InputError(f"step {step} is not whole in the trace; it holds {step_ranges(steps)}")
     origin = min(event.start for of_process in runs for event in of_process[step])
     devices: list[DeviceStep] = []
     for trace, name, of_process in zip(traces, programs, runs, strict=True):
@@ -323,7 +251,7 @@ def _timed(
         size=max(map(len, found.groups), default=0),
         bytes=message_bytes(found),
         span=span,
-        hidden=total(common([span], compute)),
+        hidden=total_seconds(intersection([span], compute)),
     )
 
 
@@ -348,7 +276,11 @@ def _notes(program: TracedProgram, devices: Sequence[DeviceStep]) -> list[str]:
 
 
 def clock_skew(devices: Sequence[DeviceStep], count: int) -> float:
-    """Seconds by which clocks must differ, if a collective over all `count` devices ended before all had begun it."""
+    """Return the seconds by which clocks must differ, judged from the collectives over all `count` devices.
+
+    Such a collective (a permute aside) cannot end on any device before it has begun on all. If it seems to, the clocks
+    of the processes differ by at least that time.
+    """
     together: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)
     for device in devices:
         seen: defaultdict[str, int] = defaultdict(int)

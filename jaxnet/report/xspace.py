@@ -1,7 +1,7 @@
-"""What `jax.profiler.ProfileData` does not give of a trace: the programs inside it, and when it began.
+"""Read from a trace what `jax.profiler.ProfileData` does not show: the compiled programs, and when it began.
 
-A trace is an XSpace message (xplane.proto of XLA's profiler). Every program that ran is in it as an HloProto beside
-the program's name, so that a trace explains itself.
+A trace is an XSpace message (xplane.proto of XLA's profiler). It holds every program that ran as an HloProto beside the
+program's name, so no other file is needed to understand it.
 """
 
 from collections.abc import Iterator
@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from jaxlib.xla_client import hlo  # type: ignore[attr-defined]
 
-# ---- Protocol buffers as they are on disk, for the few fields that one wants to look at ---------------
-
+# ---- Protocol buffers -----------------------------------------------------------------------------------
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class Message:
-    """The fields of a serialized message, by number; what is inside them is decoded when asked for.
+    """The fields of a serialized message, by number; their content is decoded when it is asked for.
 
     Raises ValueError for bytes that are no message.
 
@@ -31,25 +30,25 @@ class Message:
             self._fields.setdefault(field, []).append(value)
 
     def number(self, field: int) -> int:
-        """A field's unsigned number; 0 if it is not there."""
+        """Return a field's unsigned number; 0 if it is absent."""
         value = self._last(field, 0)
         return value if isinstance(value, int) else 0
 
     def bytes(self, field: int) -> bytes:
-        """A field's bytes; none if it is not there."""
+        """Return a field's bytes; none if it is absent."""
         value = self._last(field, memoryview(b""))
         return b"" if isinstance(value, int) else bytes(value)
 
     def text(self, field: int) -> str:
-        """A field's text."""
+        """Return a field's text."""
         return self.bytes(field).decode(errors="replace")
 
     def message(self, field: int) -> "Message":
-        """The message in a field; an empty one if it is not there."""
+        """Return the message in a field; an empty one if it is absent."""
         return Message(self.bytes(field))
 
     def messages(self, field: int) -> "Iterator[Message]":
-        """The messages in a repeated field."""
+        """Return the messages in a repeated field."""
         return (Message(value) for value in self._fields.get(field, []) if not isinstance(value, int))
 
     def _last(self, field: int, default: int | memoryview) -> int | memoryview:
@@ -90,7 +89,8 @@ def _varint(content: memoryview, place: int) -> tuple[int, int]:
     raise ValueError(f"the message ends within a number, at byte {place}")
 
 
-# Field numbers.
+# ---- The fields of an XSpace ----------------------------------------------------------------------------
+
 _SPACE_PLANES = 1
 _PLANE_NAME, _PLANE_EVENT_METADATA, _PLANE_STAT_METADATA, _PLANE_STATS = 2, 4, 5, 6
 _ENTRY_VALUE = 2
@@ -100,10 +100,10 @@ _HLO_MODULE = 1
 
 
 class TraceMetadata(NamedTuple):
-    """What a trace says of itself.
+    """The start of a trace and its programs.
 
     Attributes:
-        start_ns: when it began, in nanoseconds of the host's clock since 1970; 0 if it does not say.
+        start_ns: when it began, in nanoseconds of the host's clock since 1970; 0 if the trace does not say.
         programs: optimized HLO text by `name(program id)`.
     """
 
@@ -111,8 +111,8 @@ class TraceMetadata(NamedTuple):
     programs: dict[str, str]
 
 
-def about(content: bytes) -> TraceMetadata:
-    """Read the start and the programs of a serialized XSpace; ValueError if these bytes are none."""
+def read_metadata(content: bytes) -> TraceMetadata:
+    """Read the start and the programs of a serialized XSpace; ValueError if `content` is none."""
     start, programs = 0, dict[str, str]()
     for plane in Message(content).messages(_SPACE_PLANES):
         if plane.text(_PLANE_NAME) == "/host:metadata":

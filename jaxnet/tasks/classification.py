@@ -1,8 +1,12 @@
-"""Exact evaluation: every example counts once, on any number of devices and processes."""
+"""Classify images: the loss of a batch in training, and exact evaluation.
+
+In evaluation every example counts once, on any number of devices and processes: padding has weight 0, and sums are
+divided by the sum of weights.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +14,9 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
+from jaxnet.limits import Count, Limit
 from jaxnet.models import Heads, Model, inference_options
 from jaxnet.tasks.mixing import Mixed, neighbours
-
-# ---- What is minimized: the loss of a batch, with metrics and new running averages --------------------
-
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -22,22 +24,27 @@ Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Mix = Callable[[jax.Array, jax.Array], Mixed]
 
 
+_NOT_EMPTY = Limit("one number or one a channel", lambda values: len(values) > 0)
+_PIXELS = Limit("numbers of 0 to 1, as pixels are", lambda values: 0 <= min(values) <= max(values) <= 1)
+_DEVIATIONS = Limit("numbers above 0", lambda values: min(values) > 0)
+
+
 @dataclass(frozen=True)
 class Pixels:
-    """How images become what a model takes.
+    """How uint8 images become the input of a model.
 
     Attributes:
-        mean: of the pixels, scaled to [0, 1]; one number, or one a channel.
-        std: their standard deviation, likewise.
-        size: height and width to which images are resized first; None: as they are.
+        mean: mean of the pixels, scaled to [0, 1]; one number, or one per channel.
+        std: standard deviation of the pixels, likewise.
+        size: resize images to this height and width first; None: do not.
     """
 
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.25,)
-    size: int | None = None
+    mean: Annotated[tuple[float, ...], _NOT_EMPTY, _PIXELS] = (0.5,)
+    std: Annotated[tuple[float, ...], _NOT_EMPTY, _DEVIATIONS] = (0.25,)
+    size: Count | None = None
 
     def shape(self, image_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the images that a model takes, for images of this shape, [..., height, width, channels].
+        """Return the shape of the model's input for images of this shape, [..., height, width, channels].
 
         >>> Pixels(size=64).shape((28, 28, 1))
         (64, 64, 1)
@@ -45,9 +52,10 @@ class Pixels:
         return image_shape if self.size is None else (*image_shape[:-3], self.size, self.size, image_shape[-1])
 
     def normalize(self, images: jax.Array) -> jax.Array:
-        """uint8 images as float32 of about zero mean and unit variance; on the device, so that bytes travel there.
+        """Return uint8 images as float32 with about zero mean and unit variance.
 
-        Resizing is bilinear, and to a smaller size averages over what it leaves out.
+        It runs on the device, so that uint8 travels there and not float32. Resizing is bilinear, and antialiased to a
+        smaller size.
         """
         values = images.astype(jnp.float32) / 255.0
         if (wanted := self.shape(images.shape)) != images.shape:
@@ -57,18 +65,21 @@ class Pixels:
         return (values - mean.reshape(shape)) / std.reshape(shape)
 
 
+# ---- Loss -----------------------------------------------------------------------------------------------
+
+
 class LossOutput(NamedTuple):
-    """What comes with a loss: new running averages, and metrics that are means over the examples."""
+    """What a loss function returns beside the loss: new running averages, and metrics, means over the examples."""
 
     stats: PyTree
     metrics: dict[str, jax.Array]
 
 
 class LossFn(Protocol):
-    """`loss(params, stats, batch, keys) -> (loss, Result)`: a mean over the examples of `batch`.
+    """`loss(params, stats, batch, keys) -> (loss, LossOutput)`: a mean over the examples of `batch`.
 
-    `keys` holds one random key an example. Examples must not be mixed but by BatchNorm, or within the pairs of
-    `Mixing`, so that the mean over devices of their losses is the loss of the global batch.
+    `keys` holds one random key per example. Examples must not influence each other, except through BatchNorm and within
+    the pairs of `Mixing`: then the mean of the devices' losses is the loss of the global batch.
     """
 
     def __call__(
@@ -84,15 +95,15 @@ def classification_loss(
     augment: Augment | None = None,
     mix: Mix | None = None,
 ) -> LossFn:
-    """Softmax cross-entropy of a classifier.
+    """Return the loss function of a classifier: softmax cross-entropy.
 
     Args:
-        model: gives logits, or `Heads`: the loss of each auxiliary head is added, times its weight.
+        model: returns logits, or `Heads`: the loss of each auxiliary head is added, times its weight.
         pixels: how images are normalized.
         label_smoothing: `a`: the target is `1 - a` on the label and `a` spread evenly over all classes.
         augment: changes images [batch, ...] by keys [batch], before normalization.
-        mix: mixes neighbours by keys [batch], after it; targets are mixed likewise, before they are smoothed, and
-            accuracy is that of the label with the larger share.
+        mix: mixes neighbours by keys [batch], after normalization. Targets are mixed likewise, before smoothing, and
+            accuracy counts the label with the larger share.
     """
 
     def loss_fn(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
@@ -116,14 +127,16 @@ def classification_loss(
 
 
 def _mixture(target: jax.Array, share: jax.Array) -> jax.Array:
-    """Each example's target [batch, classes] with the rest of its share its neighbour's."""
+    """Mix each example's target, [batch, classes], with its neighbour's."""
     return share[:, None] * target + (1 - share)[:, None] * neighbours(target)
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """1.0 where the largest logit is that of the label, float32 [batch]."""
+    """Return 1.0 where the largest logit is that of the label, else 0.0: float32 [batch]."""
     return (logits.argmax(-1) == labels).astype(jnp.float32)
 
+
+# ---- Evaluation -----------------------------------------------------------------------------------------
 
 Totals = dict[str, jax.Array]
 EvalStepFn = Callable[[Totals, PyTree, PyTree, Batch], Totals]
@@ -135,9 +148,9 @@ def _alone(sums: dict[str, float]) -> dict[str, float]:
 
 
 def make_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
-    """`step(totals, params, stats, batch) -> totals`: sums over examples, weighted by `batch['weight']`.
+    """Return `step(totals, params, stats, batch) -> totals`: sums over examples, weighted by `batch['weight']`.
 
-    Padding has weight 0. Sums of loss are float32, of counts int32: exact to two billion examples.
+    Padding has weight 0. The sum of losses is float32; counts are int32, exact up to two billion examples.
     """
 
     def step(totals: Totals, params: PyTree, stats: PyTree, batch: Batch) -> Totals:
@@ -163,7 +176,10 @@ def make_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
 def evaluate(
     step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh, across: Across = _alone
 ) -> dict[str, float]:
-    """Mean loss, accuracy and number of examples over `batches`; `across` sums over what is not of the mesh."""
+    """Return mean loss, accuracy and number of examples over `batches`.
+
+    `across` sums over processes that the mesh does not span, as under MPI.
+    """
     zeros = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "examples": jnp.zeros((), jnp.int32)}
     totals = jax.device_put(zeros, replicated(mesh))
     for batch in batches:

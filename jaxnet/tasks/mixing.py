@@ -1,8 +1,8 @@
-"""Training on mixtures of two examples: mixup and cutmix, between neighbours in the batch.
+"""Train on mixtures of two examples: mixup and cutmix, between neighbours in the batch.
 
-The examples at positions 2k and 2k + 1 of a batch mix with each other, by one number drawn from the key of the
-first. Who is mixed with whom, and how, is thus the same on any number of devices, processes and microbatches, as
-long as each takes an even number of examples; and the targets of a batch keep their sum.
+The examples at positions 2k and 2k + 1 of a batch mix with each other, as decided by the key of the first. So the pairs
+and their shares are the same on any number of devices, processes and microbatches, as long as each has an even number
+of examples. The targets of a batch keep their sum.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_STREAM = 0x6D6978  # another stream than those of augmentation and dropout, which use the example's key itself
+from jaxnet.limits import Fraction, NotNegative
+
+_STREAM = 0x6D6978  # folded into the key: augmentation and dropout use the example's key itself
 
 
 class Mixed(NamedTuple):
     """Mixed examples.
 
     Attributes:
-        images: as given, mixed.
-        share: of its own label in each example's target, float32 [batch]; the rest is its neighbour's.
+        images: the mixed images, in the order and shape of the originals.
+        share: the share of its own label in each example's target, float32 [batch]; the rest is its neighbour's.
     """
 
     images: jax.Array
@@ -28,19 +30,19 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixing:
-    """How neighbours in a batch are mixed; a number of 0 leaves a way out.
+    """How neighbours in a batch are mixed.
 
     Attributes:
-        mixup: a of the share's distribution, Beta(a, a), where images are added (Zhang et al., 2018); 0: never.
-        cutmix: the same where a box of one is set into the other (Yun et al., 2019); 0: never.
-        probability: of mixing a pair at all.
-        cutmix_share: of the pairs that are mixed, how many by cutmix, if both ways are on.
+        mixup: add images with a share drawn from Beta(a, a), where a is this number (Zhang et al., 2018); 0: never.
+        cutmix: set a box of one image into the other, with a share drawn likewise (Yun et al., 2019); 0: never.
+        probability: the probability that a pair is mixed at all.
+        cutmix_share: the fraction of mixed pairs that use cutmix, if both ways are on.
     """
 
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    probability: float = 1.0
-    cutmix_share: float = 0.5
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
+    probability: Fraction = 1.0
+    cutmix_share: Fraction = 0.5
 
     @property
     def on(self) -> bool:
@@ -64,7 +66,7 @@ class Mixing:
 
 
 def neighbours(values: jax.Array) -> jax.Array:
-    """Of each example, the value of the one that it mixes with.
+    """Return for each example the value of the one that it mixes with.
 
     >>> neighbours(jnp.array([1, 2, 3, 4])).tolist()
     [2, 1, 4, 3]
@@ -73,7 +75,8 @@ def neighbours(values: jax.Array) -> jax.Array:
 
 
 def _beta(key: jax.Array, alpha: jax.Array) -> jax.Array:
-    """A number of Beta(a, a): of two of Gamma(a), the first's part. Drawn together, they compile in half the time."""
+    """Draw from Beta(a, a): x / (x + y) for x and y from Gamma(a), which is the softmax of their logarithms."""
+    # Drawing both in one call halves the compile time.
     part: jax.Array = jax.nn.softmax(jax.random.loggamma(key, alpha, (2,)))[0]
     return part
 
@@ -83,7 +86,10 @@ def _added(pair: jax.Array, share: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _cut(key: jax.Array, pair: jax.Array, share: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The box lies at the same place in both; what the border cuts off stays with the example itself."""
+    """Set a box of the neighbour into each image, at the same place in both.
+
+    The border may cut off a part of the box, so the share is computed from the pixels that really changed.
+    """
     keys, side = jax.random.split(key), jnp.sqrt(1 - share)
     rows, columns = (_span(of, side, size) for of, size in zip(keys, pair.shape[1:3], strict=True))
     box = rows[:, None] & columns[None, :]
@@ -91,7 +97,7 @@ def _cut(key: jax.Array, pair: jax.Array, share: jax.Array) -> tuple[jax.Array, 
 
 
 def _span(key: jax.Array, part: jax.Array, size: int) -> jax.Array:
-    """Bool [size]: a `part` of it, around a random place."""
+    """Return a bool [size] that is true on a fraction `part` of it, around a random place."""
     length = (part * size).astype(jnp.int32)
     start = jax.random.randint(key, (), 0, size) - length // 2
     place = jnp.arange(size)

@@ -49,7 +49,7 @@ class Start(NamedTuple):
 def open_checkpoints(experiment: Experiment, workdir: Path, fence: Fence) -> FaultTolerantCheckpoints:
     """The run's checkpoints; with MPI, where no array spans the processes, those of rank 0."""
     processes, keep = experiment.processes, experiment.config.checkpoints.keep
-    directory, ranks = workdir / "checkpoints", processes.cluster.ranks
+    directory, ranks = workdir / "checkpoints", processes.cluster.mpi
     checkpoints: Checkpointer | OneWriter
     if ranks:
         checkpoints = OneWriter(directory, ranks, keep=keep, best="accuracy", fence=fence)

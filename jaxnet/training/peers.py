@@ -96,7 +96,7 @@ class Peers(Observer):
         ledger: Ledger,
         say: Callable[[str], None],
     ) -> None:
-        self.own = StepClock(computes=jax.default_backend() == "cpu" and cluster.ranks is None)
+        self.own = StepClock(computes=jax.default_backend() == "cpu" and cluster.mpi is None)
         self._cluster, self._source = cluster, source
         self._ledger, self._say = ledger, say
         self._folder = f"jaxnet/times/{next(_created)}"
@@ -120,7 +120,7 @@ class Peers(Observer):
 
     def share(self) -> None:
         """Now and then tell the own times; process 0 looks at those that are there. With MPI all would have to meet."""
-        alone = self._cluster.process_count == 1 or self._cluster.ranks is not None
+        alone = self._cluster.process_count == 1 or self._cluster.mpi is not None
         if alone or time.monotonic() < self._due or (own := self._times()) is None:
             return
         self._due = time.monotonic() + _EVERY_SECONDS

@@ -1,17 +1,16 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 
-from jaxnet.comm import Bucket, Check, KiB, MiB, stacked_filled, verify, wire_bytes_per_axis
+from jaxnet.comm import HOST, Bucket, Check, KiB, MiB, stacked_filled, verify, wire_bytes_per_axis
 from jaxnet.cost.bounds import BY_XLA
+from jaxnet.parallel import Form, ShardedDense, StepPlan
 
-if TYPE_CHECKING:
-    from jaxnet.training.prepare import Experiment
-
+PyTree = Any
 _WHEN = {
     "xla": "as XLA decides",
     "deferred": "in parts, gathered by the next forward",
@@ -24,61 +23,73 @@ class Plan:
     """What a training step sends, and with `check` what the compiled program holds of it. Prints as tables.
 
     Attributes:
-        experiment: whose step it is.
-        check: the plan against the compiled program; None: it was not compiled.
+        form: the strategy's step.
+        sends: what its program sends.
+        params: shapes of the whole parameters; of an ensemble they lead with [members].
+        members: networks that are trained at once.
+        layers: dense layers whose kernels are cut over the devices of a host.
+        program: compiles the step, and gives its text.
+        check: the plan beside the compiled program; None: it was not compiled.
     """
 
-    experiment: "Experiment"
+    form: Form
+    sends: StepPlan
+    params: PyTree
+    members: int
+    layers: tuple[ShardedDense, ...]
+    program: Callable[[], str] = field(repr=False)
     check: Check | None = None
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Sizes of the axes of the whole run, in which ranks of MPI are hosts."""
+        sizes = dict(self.form.mesh.shape)
+        return {**sizes, HOST: sizes[HOST] * self.form.options.ranks}
 
     @property
     def buckets(self) -> list[dict[str, Any]]:
         """Each message: bytes, elements, padding, dtype, leaves; empty if XLA reduces."""
-        experiment, sends = self.experiment, self.experiment.sends
-        if sends.buckets is None:
+        if self.sends.buckets is None:
             return []
-        names, sizes = zip(*((name, leaf.size) for name, leaf in sends.leaves), strict=True)
-        return [_bucket(bucket, sends.shards, _members(experiment), sizes, names) for bucket in sends.buckets.buckets]
+        names, sizes = zip(*((name, leaf.size) for name, leaf in self.sends.leaves), strict=True)
+        shards = self.sends.shards
+        return [_bucket(bucket, shards, self.members, sizes, names) for bucket in self.sends.buckets.buckets]
 
     @property
     def wire_bytes_per_axis(self) -> dict[str, int]:
         """Bytes that the busiest device sends over each axis in a step, in the mean over the run's steps."""
-        return wire_bytes_per_axis(self.experiment.sends.collectives, self.experiment.sends.shares)
+        return wire_bytes_per_axis(self.sends.collectives, self.sends.shares)
 
     @property
     def wire_bytes_per_step(self) -> int:
         """The sum over all axes. If XLA reduces: the bytes of a ring all-reduce of each gradient."""
-        if self.experiment.strategy.kind == "xla":
-            params = self.experiment.layout.whole_shapes.params
-            by_xla = BY_XLA.plan(params, self.experiment.mesh.shape).collectives
+        if self.form.strategy.kind == "xla":
+            by_xla = BY_XLA.plan(self.params, self.form.mesh.shape).collectives
             return sum(wire_bytes_per_axis(by_xla).values())
         return sum(self.wire_bytes_per_axis.values())
 
     def verified(self) -> "Plan":
         """The same beside the compiled program: compiles the step."""
-        experiment = self.experiment
-        compiled = experiment.step.lower(experiment.layout.shapes, experiment.batch_shapes).compile()
-        return Plan(experiment, verify(compiled.as_text() or "", experiment.sends.collectives, experiment.mesh.shape))
+        return replace(self, check=verify(self.program(), self.sends.collectives, self.form.mesh.shape))
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain JSON values; with a check, also the collectives found in the compiled program."""
-        experiment = self.experiment
-        leaves = jax.tree.leaves(experiment.layout.whole_shapes.params)
+        strategy, leaves = self.form.strategy, jax.tree.leaves(self.params)
         report: dict[str, Any] = {
-            "strategy": experiment.strategy.label,
-            "expression": experiment.strategy.expression,
-            "schedule": experiment.strategy.when,
-            "mode": experiment.form.options.mode,
-            "mesh": experiment.axis_sizes,
+            "strategy": strategy.label,
+            "expression": strategy.expression,
+            "schedule": strategy.when,
+            "mode": self.form.options.mode,
+            "mesh": self.axis_sizes,
             "leaves": len(leaves),
-            "members": _members(experiment),
+            "members": self.members,
             "gradient_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
-            "cut": {f"{layer.path}/kernel": layer.cut for layer in experiment.layers},
+            "cut": {f"{layer.path}/kernel": layer.cut for layer in self.layers},
             "buckets": self.buckets,
-            "every": experiment.form.round_steps,
+            "every": self.form.round_steps,
             "wire_bytes_per_axis": self.wire_bytes_per_axis,
             "wire_bytes_per_step": self.wire_bytes_per_step,
-            "planned": [_collective(c.kind, c.axes, c.dtype, c.elements) for c in experiment.sends.collectives],
+            "planned": [_collective(c.kind, c.axes, c.dtype, c.elements) for c in self.sends.collectives],
         }
         if self.check is not None:
             report["verified"] = self.check.ok
@@ -88,21 +99,10 @@ class Plan:
             ]
         return report
 
-    def summary(self) -> str:
-        """One line: what travels when, on which mesh."""
-        return next(_lines(self.as_json(), None))
-
     def __str__(self) -> str:
         return "\n".join(_lines(self.as_json(), self.check))
 
     __repr__ = __str__
-
-
-def _members(experiment: "Experiment") -> int:
-    if not experiment.layout.ensemble:
-        return 1
-    members: int = jax.tree.leaves(experiment.layout.whole_shapes.params)[0].shape[0]
-    return members
 
 
 def _bucket(bucket: Bucket, parts: int, members: int, sizes: Sequence[int], names: Sequence[str]) -> dict[str, Any]:

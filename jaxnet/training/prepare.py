@@ -114,7 +114,7 @@ class Experiment:
     @property
     def axis_sizes(self) -> dict[str, int]:
         """Sizes of the axes of the whole run, in which ranks of MPI are hosts."""
-        return {**self.mesh.shape, HOST: self.mesh.shape[HOST] * self.form.options.ranks}
+        return self.plan.axis_sizes
 
     @property
     def variables(self) -> Variables:
@@ -125,7 +125,14 @@ class Experiment:
     @property
     def plan(self) -> Plan:
         """What a step sends, to be printed: buckets, and bytes over each axis."""
-        return Plan(self)
+        params = self.layout.whole_shapes.params
+        members = self.config.ensemble.members if self.config.ensemble.on else 1
+        return Plan(self.form, self.sends, params, members, self.layers, self._program)
+
+    def _program(self) -> str:
+        """The text of the compiled step."""
+        compiled = self.step.lower(self.layout.shapes, self.batch_shapes).compile()
+        return compiled.as_text() or ""
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""
@@ -334,7 +341,7 @@ def _order(loss_fn: LossFn, variables: Variables, batch: dict[str, jax.ShapeDtyp
 def make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState], dict[str, float]]:
     """A function of a state: its loss and accuracy on all of `tests`, each example counted once."""
     config, mesh, ensemble = experiment.config, experiment.mesh, experiment.config.ensemble.on
-    ranks = experiment.processes.cluster.ranks
+    ranks = experiment.processes.cluster.mpi
     step = (make_ensemble_eval_step if ensemble else make_eval_step)(experiment.model, config.pixels, mesh)
     across = [ranks.totals] if ranks else []
 

@@ -91,8 +91,8 @@ class ProcessGroup(NamedTuple):
 
     def broadcast_object(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on process 0, as JSON carries it; all processes call this, in the same order."""
-        ranks = self.cluster.ranks
-        return ranks.told(make) if ranks else Consensus().decided(make)
+        ranks = self.cluster.mpi
+        return ranks.broadcast_object(make) if ranks else Consensus().decided(make)
 
 
 def join(config: Config, mesh: Mesh | None = None) -> ProcessGroup:

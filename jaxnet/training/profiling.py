@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.comm import Check, verify
-from jaxnet.comm.pieces import HasText
+from jaxnet.comm import Check, HasText, verify
 from jaxnet.config.run import Profile
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.display import say_warning
@@ -44,7 +43,7 @@ def compile_step(experiment: Experiment, state: TrainState, ledger: Ledger) -> C
     check = verify(made.as_text() or "", experiment.sends.collectives, experiment.mesh.shape)
     by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, made)
     # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
-    return CompiledStep(experiment.step if experiment.processes.cluster.ranks else by_size, check, given, made)
+    return CompiledStep(experiment.step if experiment.processes.cluster.mpi else by_size, check, given, made)
 
 
 class ProfileWindow(Observer):

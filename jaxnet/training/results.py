@@ -4,18 +4,16 @@ import html
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxnet.comm import Check
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.plan import Plan
-
-if TYPE_CHECKING:
-    from jaxnet.training.prepare import Experiment
+from jaxnet.training.prepare import Experiment
 
 
 class Table(Sequence[dict[str, Any]]):
@@ -105,7 +103,7 @@ class Run:
     config: Config
     workdir: Path
     summary: dict[str, Any]
-    experiment: "Experiment"
+    experiment: Experiment
     state: TrainState = field(repr=False)
     check: Check = field(repr=False)
 
@@ -117,7 +115,7 @@ class Run:
     @property
     def plan(self) -> Plan:
         """What a step sends, beside what the compiled program holds. Prints as tables."""
-        return Plan(self.experiment, self.check)
+        return replace(self.experiment.plan, check=self.check)
 
     def __repr__(self) -> str:
         test = f", loss {self.summary['loss']:.4f}" if self.summary.get("loss") is not None else ""

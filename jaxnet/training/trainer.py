@@ -66,7 +66,7 @@ def train(
     with ExitStack() as during:
         # ---- Processes and mesh -------------------------------------------------------------------------------
         processes = join(config)
-        primary, ranks = processes.primary, processes.cluster.ranks
+        primary, ranks = processes.primary, processes.cluster.mpi
 
         # ---- Data: a batch is a function of (seed, step) ------------------------------------------------------
         source, tests = open_split(config.data, "train"), open_split(config.data, "test")
@@ -108,7 +108,7 @@ def train(
 
         # ---- Observers: they watch the steps, and compute none ------------------------------------------------
         peers = Peers(processes.cluster, source, ledger, display.say)
-        gathered = [ranks.given_by_all] if ranks else []
+        gathered = [ranks.all_gather_object] if ranks else []
         guard = Recovery(config.guard, experiment, checkpoints, begins.guard, display.say, *gathered)
         saver = Saver(experiment, checkpoints, inputs_of(tests), lambda: guard.past, ledger)
         profile = ProfileWindow(config.profile, workdir, processes.shard.index)

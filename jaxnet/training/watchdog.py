@@ -84,7 +84,7 @@ class PeerHeartbeat:
 
 def _joined() -> Cluster | None:
     cluster = joined()
-    return None if cluster is None or cluster.process_count == 1 or cluster.ranks is not None else cluster
+    return None if cluster is None or cluster.process_count == 1 or cluster.mpi is not None else cluster
 
 
 def named_missing(before: dict[str, str], after: dict[str, str], own: int, count: int, step: int) -> str | None:

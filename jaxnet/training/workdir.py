@@ -31,7 +31,7 @@ def opened(
     make_workdir(workdir)
     with contextlib.ExitStack() as during:
         # With MPI a program holds addresses of its process.
-        if config.compile_cache is not None and not processes.cluster.ranks:
+        if config.compile_cache is not None and not processes.cluster.mpi:
             during.enter_context(compile_cache(beside(workdir, config.compile_cache)))
         fence = during.enter_context(held(workdir, processes.broadcast_object, ledger.beat))
         refuse_changes(workdir / "config.json", config, allowed=allow_config_change)

@@ -1,15 +1,41 @@
-"""Weights that were trained elsewhere: read, converted, and kept as a file of variables."""
+"""Weights that were trained elsewhere: read, converted, and kept as a file of variables.
 
-from jaxnet.weights.convert import HALVES as HALVES
-from jaxnet.weights.convert import ConversionReport as ConversionReport
-from jaxnet.weights.convert import Target as Target
-from jaxnet.weights.convert import checked_pixels as checked_pixels
-from jaxnet.weights.convert import convert as convert
-from jaxnet.weights.convert import is_auxiliary as is_auxiliary
-from jaxnet.weights.convert import target_of as target_of
-from jaxnet.weights.files import WeightsMetadata as WeightsMetadata
-from jaxnet.weights.files import file_digest as file_digest
-from jaxnet.weights.files import read_names as read_names
-from jaxnet.weights.files import read_tensors as read_tensors
-from jaxnet.weights.files import read_variables as read_variables
-from jaxnet.weights.files import write_variables as write_variables
+From a file of PyTorch or safetensors to variables of a network in `jaxnet.models.ZOO`:
+
+- `read_tensors`: the tensors of a file, read without PyTorch and without executing anything (`files`, `torch_file`).
+- `target_of`: what a conversion must know of the Flax model, a `Target` (`target`).
+- `convert`: tensors to variables by a rule for their names (`names`), with a `ConversionReport`.
+- `checked_pixels`, `HALVES`: how images are normalized for such weights. `is_auxiliary`: heads for training alone.
+
+A file of variables, which `jaxnet import` writes and `initial_weights` reads:
+
+- `write_variables`, `read_variables`, `read_names`, `WeightsMetadata`, `file_digest`.
+"""
+
+from jaxnet.weights.convert import HALVES, ConversionReport, checked_pixels, convert
+from jaxnet.weights.files import (
+    WeightsMetadata,
+    file_digest,
+    read_names,
+    read_tensors,
+    read_variables,
+    write_variables,
+)
+from jaxnet.weights.names import is_auxiliary
+from jaxnet.weights.target import Target, target_of
+
+__all__ = [
+    "HALVES",
+    "ConversionReport",
+    "Target",
+    "WeightsMetadata",
+    "checked_pixels",
+    "convert",
+    "file_digest",
+    "is_auxiliary",
+    "read_names",
+    "read_tensors",
+    "read_variables",
+    "target_of",
+    "write_variables",
+]

@@ -1,4 +1,4 @@
-"""A file of tensors, in whichever of the two formats, as names and arrays."""
+"""Files of weights: tensors in PyTorch's or the safetensors format, and jaxnet's own files of variables."""
 
 import hashlib
 import json
@@ -14,19 +14,23 @@ import safetensors
 import safetensors.numpy
 
 from jaxnet.errors import InputError
-from jaxnet.weights.convert import Source, common_name
+from jaxnet.weights.names import Source, common_name
 from jaxnet.weights.torch_file import LEGACY, read_torch
 
-# Four bytes of each: a safetensors file begins with a number, whose first byte may be any.
+# ---- Tensors of either format ---------------------------------------------------------------------------
+
+# The first four bytes of PyTorch's files. A safetensors file begins with a number, so its first byte may be any.
 _TORCH = (LEGACY[:4], b"PK\x03\x04")
-_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")  # of DataParallel and torch.compile, in any order
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")  # prefixes of DataParallel and torch.compile, in any order
 
 
 def read_tensors(path: Path, source: Source) -> dict[str, np.ndarray]:
-    """The tensors of a file by torchvision's names; 'safetensors' takes a file in that format only, names as they are.
+    """Return the tensors of a file by torchvision's names.
+
+    The source 'safetensors' takes only a file in that format, and keeps its names.
 
     Raises:
-        InputError: there is no such file, or it cannot be read as what it should be.
+        InputError: there is no such file, or it cannot be read in its format.
     """
     try:
         is_torch = is_of_torch(path)
@@ -37,20 +41,20 @@ def read_tensors(path: Path, source: Source) -> dict[str, np.ndarray]:
         raise unreadable(path, error) from error
     if odd := [name for name in tensors if not name.isprintable()]:
         raise InputError(f"{path} has a tensor called {odd[0]!a}: wanted printable names")
-    shared = os.path.commonprefix([*tensors])  # noqa: RUF071  # of characters, as meant
+    shared = os.path.commonprefix([*tensors])  # noqa: RUF071  # a prefix of characters is meant
     wrapped = len(shared) - len(_WRAPPERS.sub("", shared))
     return {common_name(name[wrapped:], source): tensor for name, tensor in tensors.items()}
 
 
 def is_of_torch(path: Path) -> bool:
-    """Whether a file begins as PyTorch's do. OSError as it comes."""
+    """Return whether a file begins as PyTorch's do. Raises OSError."""
     with path.open("rb") as stream:
         return stream.read(4).startswith(_TORCH)
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors of a safetensors file, and its metadata. OSError and InputError as they come."""
-    path.open("rb").close()  # whose errors, unlike the package's, give the system's reason
+    """Return the tensors of a safetensors file, and its metadata. Raises OSError and InputError."""
+    path.open("rb").close()  # an error here has the system's reason, which the package's errors lack
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -66,31 +70,33 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """The system's reason, as a message."""
+    """Return the error for a file that the system does not read."""
     return InputError(f"weights cannot be read from {path}: {error.strerror}")
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file. OSError as it comes."""
+    """Return the SHA-256 of a file. Raises OSError."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-# ---- Variables of a Flax model in one safetensors file: flat names, and what they are of in the metadata
+# ---- Variables of a Flax model --------------------------------------------------------------------------
+#
+# One safetensors file: variables by flat name, and `WeightsMetadata` as JSON in its metadata.
 
 
 class WeightsMetadata(NamedTuple):
-    """What the variables of a file are of.
+    """The network that the variables of a file belong to, and their origin.
 
     Attributes:
         model: its name in the zoo.
-        num_classes: that it tells apart.
-        source: whose names the file had that they come from.
-        source_file: that file's name.
-        source_sha256: that file's digest.
-        left_out: variables of the model that are not in the file, as those of a new head.
-        mean: of the pixels, scaled to [0, 1], that the weights want; one number, or one a channel. None: as is usual
-            for the model. Neither this nor `std` is checked here.
+        num_classes: how many classes it has.
+        source: the library whose names the original file had.
+        source_file: the name of the original file.
+        source_sha256: the digest of the original file.
+        left_out: variables of the model that are not in the file, such as those of a new head.
+        mean: mean of the pixels, scaled to [0, 1], that the weights expect; one number, or one per channel. None: the
+            usual one for the model. Neither this nor `std` is checked here.
         std: their standard deviation, likewise.
     """
 
@@ -105,14 +111,14 @@ class WeightsMetadata(NamedTuple):
 
 
 def open_to_others(path: Path) -> None:
-    """Give a file the mode of any new one; safetensors lets nobody else read its own."""
+    """Give a file the usual mode of a new file: safetensors makes files that only their owner can read."""
     mask = os.umask(0o077)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
 
 
 def write_variables(path: Path, variables: Mapping[str, np.ndarray], about: WeightsMetadata) -> None:
-    """Write the file, whole or not at all.
+    """Write a file of variables, whole or not at all: under another name first, then flushed and renamed.
 
     Raises:
         InputError: it cannot be written.
@@ -134,10 +140,10 @@ def write_variables(path: Path, variables: Mapping[str, np.ndarray], about: Weig
 
 
 def read_variables(path: Path) -> tuple[dict[str, np.ndarray], WeightsMetadata]:
-    """The variables of a file that `write_variables` wrote, by flat name, and what they are of.
+    """Return the variables of a file that `write_variables` wrote, by flat name, and its metadata.
 
     Raises:
-        InputError: there is no such file, or it is another.
+        InputError: there is no such file, or it is of another kind.
     """
     try:
         variables, metadata = read_safetensors(path)
@@ -147,7 +153,7 @@ def read_variables(path: Path) -> tuple[dict[str, np.ndarray], WeightsMetadata]:
 
 
 def read_names(path: Path) -> tuple[list[str], WeightsMetadata]:
-    """The names alone of the variables of such a file, and what they are of; of a file that was read before."""
+    """Return only the names of the variables of such a file, and its metadata. The file was read before."""
     with safetensors.safe_open(path, framework="np") as file:
         return list(file.keys()), _about(path, file.metadata() or {})
 

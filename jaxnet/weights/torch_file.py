@@ -1,4 +1,8 @@
-"""A state dict as `torch.save` writes it, read without PyTorch."""
+"""Read a state dict that `torch.save` wrote, without PyTorch and without executing anything in the file.
+
+The file is a zip: `data.pkl` is a pickle of the dict, and `data/KEY` has the numbers of each storage. A tensor is a
+view (offset, shape, strides) of a storage.
+"""
 
 import contextlib
 import pickletools
@@ -13,11 +17,11 @@ import numpy as np
 
 from jaxnet.errors import InputError
 
-# ---- The pickle of a PyTorch state dict, read as data: nothing is imported, called or executed --------
+# ---- The pickle -----------------------------------------------------------------------------------------
 #
-# A pickle is a program for a stack machine, which can call any function of any module. This machine knows the
-# operations that a state dict is made of and a handful of names, none of which it looks up: each stands for a few
-# lines here. Anything else is refused by name.
+# A pickle is a program for a stack machine, and can call any function of any module. The machine here knows only the
+# operations that a state dict needs, and a few names. It imports none of them: each name stands for a few lines below.
+# Anything else is refused, with its name.
 
 
 class Refused(Exception):
@@ -25,7 +29,7 @@ class Refused(Exception):
 
 
 class TensorStorage(NamedTuple):
-    """A row of numbers in a file of its own, which several tensors may share."""
+    """A row of numbers in a member of the zip file, which several tensors may share."""
 
     key: str
     dtype: np.dtype
@@ -42,7 +46,7 @@ class Tensor(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """What the pickle would import."""
+    """A name that the pickle would import."""
 
     name: str
 
@@ -98,14 +102,14 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_pickle(data: bytes) -> Any:
-    """What a pickle holds: dicts, lists, tuples, numbers, text and `Tensor`s.
+    """Return the content of a pickle: dicts, lists, tuples, numbers, text and `Tensor`s.
 
     Raises:
         Refused: it holds anything else, or is damaged.
     """
     machine = _Machine()
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes in text that no state dict has
+        with warnings.catch_warnings(action="ignore"):  # about escapes in text, which no state dict has
             for opcode, argument, _ in pickletools.genops(data):
                 machine.run(opcode.name, argument)
         (result,) = machine.stack
@@ -115,7 +119,7 @@ def read_pickle(data: bytes) -> Any:
 
 
 class _Machine:
-    """The stack, the places of the marks on it, and what was put aside by number."""
+    """A stack machine: the stack, the positions of the marks on it, and the memo of values by number."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -123,21 +127,21 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, name: str, argument: Any) -> None:
-        """Carry out one operation."""
+        """Execute one operation."""
         if name in _LITERALS:
             self.stack.append(argument)
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name]())
         elif name in _TUPLES:
-            self.stack.append(tuple(self.taken(_TUPLES[name])))
+            self.stack.append(tuple(self.pop(_TUPLES[name])))
         elif name not in _IGNORED:
             operation = _OPERATIONS.get(name)
             if operation is None:
                 raise Refused(f"its pickle has the operation {name}, which no state dict needs")
             operation(self, argument)
 
-    def taken(self, count: int) -> list[Any]:
-        """The last `count` values, off the stack."""
+    def pop(self, count: int) -> list[Any]:
+        """Take the last `count` values off the stack."""
         if len(self.stack) < count:
             raise IndexError("the stack is too short")
         start = len(self.stack) - count
@@ -145,9 +149,9 @@ class _Machine:
         del self.stack[start:]
         return values
 
-    def since_mark(self) -> list[Any]:
-        """The values since the last mark, off the stack."""
-        return self.taken(len(self.stack) - self.marks.pop())
+    def pop_to_mark(self) -> list[Any]:
+        """Take the values since the last mark off the stack."""
+        return self.pop(len(self.stack) - self.marks.pop())
 
 
 def _keep(machine: _Machine, place: Any) -> None:
@@ -155,14 +159,14 @@ def _keep(machine: _Machine, place: Any) -> None:
 
 
 def _named(machine: _Machine, argument: Any) -> None:
-    name = ".".join(machine.taken(2)) if argument is None else argument.replace(" ", ".")
+    name = ".".join(machine.pop(2)) if argument is None else argument.replace(" ", ".")
     if name not in _CALLS and name not in _STORAGES:
         raise Refused(f"its pickle would call {name[:80]!a}, which no state dict needs; nothing of it was executed")
     machine.stack.append(_Name(name))
 
 
 def _call(machine: _Machine, _: Any) -> None:
-    function, arguments = machine.taken(2)
+    function, arguments = machine.pop(2)
     if not isinstance(function, _Name) or function.name not in _CALLS or not isinstance(arguments, tuple):
         raise Refused("its pickle calls something that is not a function")
     machine.stack.append(_CALLS[function.name](*arguments))
@@ -189,8 +193,8 @@ def _extend(machine: _Machine, items: list[Any]) -> None:
 
 
 def _set_attributes(machine: _Machine, _: Any) -> None:
-    """An OrderedDict of PyTorch has a field `_metadata`, which says nothing about the values."""
-    target, _ = machine.taken(2)
+    # PyTorch sets `_metadata` of its OrderedDicts, which says nothing about the values.
+    target, _ = machine.pop(2)
     if type(target) is not dict:
         raise Refused("its pickle sets attributes of something that is not a dict")
     machine.stack.append(target)
@@ -198,7 +202,7 @@ def _set_attributes(machine: _Machine, _: Any) -> None:
 
 _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
-    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.since_mark())),
+    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.pop_to_mark())),
     "BINPUT": _keep,
     "LONG_BINPUT": _keep,
     "MEMOIZE": _keep,
@@ -208,24 +212,26 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "STACK_GLOBAL": _named,
     "REDUCE": _call,
     "BINPERSID": _storage,
-    "SETITEM": lambda machine, _: _set_items(machine, machine.taken(2)),
-    "SETITEMS": lambda machine, _: _set_items(machine, machine.since_mark()),
-    "APPEND": lambda machine, _: _extend(machine, machine.taken(1)),
-    "APPENDS": lambda machine, _: _extend(machine, machine.since_mark()),
+    "SETITEM": lambda machine, _: _set_items(machine, machine.pop(2)),
+    "SETITEMS": lambda machine, _: _set_items(machine, machine.pop_to_mark()),
+    "APPEND": lambda machine, _: _extend(machine, machine.pop(1)),
+    "APPENDS": lambda machine, _: _extend(machine, machine.pop_to_mark()),
     "BUILD": _set_attributes,
 }
 
 
-# How files begin that PyTorch wrote before 1.6: a pickle of a number known for this.
+# ---- The zip file ---------------------------------------------------------------------------------------
+
+# The first bytes of files that PyTorch wrote before 1.6: a pickle of a magic number.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _SAVE = "save the state dict alone, in PyTorch: torch.save(model.state_dict(), FILE)"
-_WRAPPERS = ("state_dict", "model")  # where training scripts put it, beside the epoch and the optimizer
+_WRAPPERS = ("state_dict", "model")  # keys under which training scripts save it, beside epoch and optimizer
 
 
 def read_torch(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a state dict by name, as read-only views; nothing in the file is executed.
+    """Return the tensors of a state dict by name, as read-only views.
 
-    A checkpoint that holds the state dict under 'state_dict' or 'model' is read too.
+    A checkpoint with the state dict under 'state_dict' or 'model' is read too.
 
     Raises:
         InputError: the file is not in PyTorch's zip format, is damaged, or holds something else.
@@ -261,7 +267,7 @@ class _Archive:
         self._storages: dict[TensorStorage, np.ndarray] = {}
 
     def read(self, name: str) -> bytes:
-        """A member, whole: no larger than the file, as nothing is compressed."""
+        """Return a whole member. It cannot be larger than the file, because compressed members are refused."""
         try:
             member = self._zip.getinfo(self._root + name)
         except KeyError:
@@ -271,7 +277,7 @@ class _Archive:
         return self._zip.read(member)
 
     def storage(self, storage: TensorStorage) -> np.ndarray:
-        """The numbers of a storage, read once."""
+        """Return the numbers of a storage, read once."""
         if storage not in self._storages:
             data = self.read(f"data/{storage.key}")
             dtype = storage.dtype.newbyteorder("<" if self._order == b"little" else ">")
@@ -302,7 +308,8 @@ def _state_dict(content: Any) -> dict[Any, Any]:
 
 
 def _array(name: str, tensor: Tensor, numbers: np.ndarray) -> np.ndarray:
-    """The view; that it stays inside the storage is checked, as NumPy would read whatever lies behind it."""
+    """Return the view, after checking that it stays inside its storage."""
+    # `as_strided` checks nothing: a view that reaches further would read other memory of the process.
     offset, shape, strides = tensor.offset, tensor.shape, tensor.strides
     count = int(np.prod([*shape, 1], dtype=object))
     reach = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=False))
@@ -310,7 +317,7 @@ def _array(name: str, tensor: Tensor, numbers: np.ndarray) -> np.ndarray:
         raise Refused(f"{name} has shape {shape}, strides {strides} and offset {offset}")
     if count and (reach >= len(numbers) or count > len(numbers)):
         raise Refused(f"{name} of shape {shape} does not lie inside its storage of {len(numbers)} elements")
-    with contextlib.suppress(ValueError, OverflowError):  # more dims or greater lengths than NumPy has
+    with contextlib.suppress(ValueError, OverflowError):  # more dims or greater lengths than NumPy supports
         if not count:
             return np.zeros(shape, numbers.dtype)
         steps = [stride * numbers.itemsize for stride in strides]

@@ -1,3 +1,5 @@
+"""Save, restore on other meshes, keep the newest and the best, and refuse what does not fit."""
+
 import json
 import shutil
 

@@ -1,4 +1,4 @@
-"""Files that changed after they were written, and disks that refuse to be written."""
+"""Files that changed after they were written, and disks that cannot be read or written."""
 
 import errno
 import logging
@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import files as manifest
-from jaxnet.checkpoints import find_checkpoint
+from jaxnet.checkpoints import find_checkpoint, manifest
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, flip_a_bit, largest_file, on
 from support.disks import files_no_longer_than
@@ -113,9 +112,9 @@ def test_a_step_that_the_disk_does_not_give_back_is_damaged(run, unreadable, cap
 def test_a_step_that_this_user_may_not_read_is_one_error_and_stays(run, unreadable, name):
     path = a_file_of(run.path / "000300", name)
     unreadable(path, errno.EACCES)
-    with pytest.raises(InputError, match=rf"^{path} cannot be read: Permission denied; mend that"):
+    with pytest.raises(InputError, match=rf"^{path} cannot be read: Permission denied; make it readable"):
         run.open().restore_latest(run.like)
-    with pytest.raises(InputError, match=rf"^{path} cannot be read: Permission denied; mend that"):
+    with pytest.raises(InputError, match=rf"^{path} cannot be read: Permission denied; make it readable"):
         find_checkpoint(run.path)
     assert run.open().steps() == [100, 200, 300]
     assert not (run.path / "damaged").exists()

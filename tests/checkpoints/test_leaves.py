@@ -1,3 +1,5 @@
+"""Leaves have unique names, which nest without loss; two descriptions are compared by name."""
+
 from typing import NamedTuple
 
 import jax
@@ -6,7 +8,7 @@ import optax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.checkpoints.files import described, differences, named_leaves, nested
+from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
 
 
 class Pair(NamedTuple):

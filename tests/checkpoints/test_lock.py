@@ -1,4 +1,4 @@
-"""One run at a time: who holds a directory is named, who has died is no obstacle, who was replaced is stopped."""
+"""One run at a time: a living owner is named, a dead one is replaced, and a replaced one is stopped."""
 
 import contextlib
 import json

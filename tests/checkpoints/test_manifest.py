@@ -1,3 +1,5 @@
+"""A manifest notices every change of the files that it lists, and of itself."""
+
 import hashlib
 import os
 
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import manifest
 
 ABOUT = {"step": 200, "metrics": {"accuracy": 0.98}}
 CONTENTS = {"a": b"alpha", "deep/er/b": bytes(range(256)) * 40, "empty": b""}
@@ -52,7 +54,7 @@ def test_every_bit_of_the_manifest_counts(tmp_path):
     whole = path.read_bytes()
     for bit in range(8 * len(whole)):
         flip(path, bit)
-        with pytest.raises(manifest.Damaged, match=r"manifest\.json"):
+        with pytest.raises(manifest.DamagedCheckpoint, match=r"manifest\.json"):
             manifest.skim(tmp_path)
         path.write_bytes(whole)
     assert manifest.check(tmp_path).about == {"step": 1}
@@ -61,13 +63,13 @@ def test_every_bit_of_the_manifest_counts(tmp_path):
 @pytest.mark.parametrize("length", [0, 1, 100])
 def test_a_truncated_manifest_is_damage(sealed, length):
     os.truncate(sealed / manifest.NAME, length)
-    with pytest.raises(manifest.Damaged, match=r"manifest\.json is not as it was written"):
+    with pytest.raises(manifest.DamagedCheckpoint, match=r"manifest\.json is not as it was written"):
         manifest.check(sealed)
 
 
 def test_a_missing_manifest_is_damage(sealed):
     (sealed / manifest.NAME).unlink()
-    with pytest.raises(manifest.Damaged, match=r"manifest\.json is missing"):
+    with pytest.raises(manifest.DamagedCheckpoint, match=r"manifest\.json is missing"):
         manifest.check(sealed)
 
 
@@ -75,7 +77,7 @@ def test_a_missing_manifest_is_damage(sealed):
 def test_a_flipped_bit_is_found_by_check_and_not_by_skim(sealed, bit):
     flip(sealed / "deep/er/b", bit)
     manifest.skim(sealed)
-    with pytest.raises(manifest.Damaged, match=r"^deep/er/b is not as it was written"):
+    with pytest.raises(manifest.DamagedCheckpoint, match=r"^deep/er/b is not as it was written"):
         manifest.check(sealed)
 
 
@@ -91,7 +93,7 @@ def test_a_flipped_bit_is_found_by_check_and_not_by_skim(sealed, bit):
 )
 def test_missing_and_resized_files_are_found_by_both(sealed, look, harm, complaint):
     harm(sealed)
-    with pytest.raises(manifest.Damaged, match=complaint):
+    with pytest.raises(manifest.DamagedCheckpoint, match=complaint):
         look(sealed)
 
 
@@ -101,7 +103,9 @@ def test_many_faults_make_one_short_line(tmp_path):
     manifest.write(tmp_path, {})
     for name in "abcdefg":
         (tmp_path / name).unlink()
-    with pytest.raises(manifest.Damaged, match=r"^a is missing; b is missing; c is missing; and 4 files more$"):
+    with pytest.raises(
+        manifest.DamagedCheckpoint, match=r"^a is missing; b is missing; c is missing; and 4 files more$"
+    ):
         manifest.check(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`jaxnet data`: prepared and read back from the command line."""
+"""`jaxnet data` prepares and verifies from the command line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`jaxnet doctor`: mistakes in what is given are one line and status 2; a job that is unwell is status 1."""
+"""`jaxnet doctor`: a wrong option is one line and status 2; a failed check is status 1."""
 
 import json
 import re

@@ -13,7 +13,8 @@ from jaxnet.cli.main import run
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.models.zoo import ZOO
 from jaxnet.weights import read_variables, target_of
-from jaxnet.weights.convert import tensor_name, torch_shape, variable_name
+from jaxnet.weights.convert import torch_shape
+from jaxnet.weights.names import tensor_name, variable_name
 from support.refusals import says
 from support.state_dicts import archive, state_dict
 

@@ -1,5 +1,6 @@
 """The kinds of `jaxnet launch`: help with examples, `--dry-run`, mistakes in one line."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,20 @@ def test_what_is_made_goes_to_the_program_of_the_place(kind, program, tmp_path, 
     shown = capfd.readouterr().out
     assert status_of(command) == 9
     assert capfd.readouterr().out == shown + "\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hosts_run_jaxnet_with_their_python(kind, capsys):
+    """Their PATH may lack it."""
+    assert status_of([kind, *KINDS[kind], "--dry-run", "--", "jaxnet", "doctor", "--json"]) == 0
+    words = re.findall(r"-{0,2}\w+", capsys.readouterr().out)
+    assert " -m jaxnet doctor --json" in " ".join(words)
+
+
+def test_with_gradients_by_mpi_jaxnet_runs_under_mpi4py(capsys):
+    given = ["mpi", "--processes", "2", "--transport", "mpi", "--dry-run", "--", "jaxnet", "train", "transport=mpi"]
+    assert status_of(given) == 0
+    assert "\n  -m\n  mpi4py\n  -m\n  jaxnet\n  train\n  transport=mpi\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
@@ -20,7 +21,8 @@ def status_of(arguments):
 @pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"], ["launch", "local", "--help"]])
 def test_help_has_examples(arguments, capsys):
     assert status_of(arguments) == 0
-    assert "examples:\n  jaxnet launch local --processes 2 -- train.py" in capsys.readouterr().out
+    _, examples = capsys.readouterr().out.split("\nexamples:\n")
+    assert "  jaxnet launch local --processes 2 -- jaxnet train --config configs/digits.py\n" in examples
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ def test_help_has_examples(arguments, capsys):
     [
         ([], "the following arguments are required: COMMAND (see jaxnet --help)"),
         (["lunch"], "jaxnet has no command 'lunch'; did you mean 'launch'? (see jaxnet --help)"),
-        (["zzz"], "jaxnet has no command 'zzz'; there is launch"),
+        (["zzz"], "jaxnet has no command 'zzz'; there is train, launch"),
         (["launch"], "the following arguments are required: KIND (see jaxnet launch --help)"),
         (["launch", "locl"], "jaxnet launch has no command 'locl'; did you mean 'local'?"),
         (["launch", "local", "--", "x"], "required: --processes (see jaxnet launch local --help)"),
@@ -56,12 +58,27 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
     assert printed.err.count("\n") == 1
 
 
-def test_it_starts_without_jax():
-    code = """
+def test_it_says_its_version(capsys):
+    assert status_of(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxnet {version('jaxnet')}\n"
+
+
+def test_a_copy_that_is_not_installed_has_no_version(capsys, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("jaxnet.cli.main.version", missing)
+    assert status_of(["--version"]) == 2
+    assert capsys.readouterr().err.startswith("error: jaxnet is not installed, so it has no version: install it")
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_it_starts_without_jax(argument):
+    code = f"""
 import sys
 try:
     from jaxnet.cli.main import main
-    main(["--help"])
+    main([{argument!r}])
 finally:
     assert "jax" not in sys.modules
 """

@@ -1,4 +1,4 @@
-"""`jaxnet models`: the networks that have a name, and the layers of one."""
+"""`jaxnet models` lists the networks, or the layers of one."""
 
 import json
 

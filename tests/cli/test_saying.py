@@ -1,4 +1,4 @@
-"""A line for a person is dropped where it cannot be written, and is tried no second time."""
+"""A line that cannot be written is dropped, and not tried again."""
 
 import os
 

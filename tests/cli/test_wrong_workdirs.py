@@ -1,4 +1,4 @@
-"""Where a run cannot write or cannot be continued, nothing that is there is changed."""
+"""A run that cannot write, or cannot continue, changes nothing."""
 
 import json
 import shutil

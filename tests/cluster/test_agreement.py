@@ -1,10 +1,10 @@
-"""What is said when processes differ."""
+"""Messages about processes that differ."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.cluster.agreement import check_agreement, describe_difference
-from jaxnet.cluster.environment import ranks
+from jaxnet.cluster.environment import name_ranks
 from jaxnet.cluster.start import Cluster
 
 FINGERPRINTS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "2"]))
@@ -26,9 +26,9 @@ def test_a_key_that_some_lack():
 
 
 @given(st.sets(st.integers(0, 30), min_size=2))
-def test_ranks_names_exactly_the_ranks(indices):
+def test_ranks_names_exactly_the_name_ranks(indices):
     named = set()
-    for part in ranks(sorted(indices)).removeprefix("ranks ").split(", "):
+    for part in name_ranks(sorted(indices)).removeprefix("ranks ").split(", "):
         first, _, last = part.partition("-")
         named |= set(range(int(first), int(last or first) + 1))
     assert named == indices

@@ -1,9 +1,9 @@
-"""A process's place, from mappings that stand for the environments of launchers."""
+"""A process finds its place in the variables of each launcher."""
 
 import pytest
 
-from jaxnet.cluster.environment import HEARTBEAT, Address, detect, find_place, heartbeat_seconds
-from jaxnet.cluster.rendezvous import listening_address
+from jaxnet.cluster.addresses import Address, listening_address
+from jaxnet.cluster.environment import HEARTBEAT, detect, find_place, heartbeat_seconds
 from jaxnet.errors import InputError
 
 CONTRACT = {"JAX_COORDINATOR_ADDRESS": "node1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}

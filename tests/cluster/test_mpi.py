@@ -1,12 +1,11 @@
-"""What MPI's ranks say beside the gradients, without MPI: a communicator that is played."""
+"""The control channel over MPI, on a fake communicator."""
 
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from jaxnet.cluster import mpi
-from jaxnet.cluster import start as starting
+from jaxnet.cluster import mpi, start
 from jaxnet.cluster.mpi import Flag
 from jaxnet.errors import InputError
 
@@ -54,14 +53,14 @@ def test_nothing_is_left_under_way():
 
 @pytest.fixture
 def not_started(monkeypatch):
-    monkeypatch.setattr(starting, "_started", None)
+    monkeypatch.setattr(start, "_started", None)
 
 
 @pytest.mark.parametrize("name", ["JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
 def test_variables_of_jax_are_refused_before_mpi_starts(name, monkeypatch, not_started):
     monkeypatch.setenv(name, "1")
     with pytest.raises(InputError, match=f"^{name}=1 is for processes that JAX joins.*unset it"):
-        starting.start_by_mpi(lambda: pytest.fail("MPI was started"))
+        start.start_by_mpi(lambda: pytest.fail("MPI was started"))
 
 
 @pytest.mark.parametrize("kind", [ImportError, RuntimeError])
@@ -70,7 +69,7 @@ def test_mpi_that_cannot_be_had_is_an_input_error(kind, not_started):
         raise kind("MPI is not here")
 
     with pytest.raises(InputError, match=r"^transport=mpi: MPI is not here$"):
-        starting.start_by_mpi(world)
+        start.start_by_mpi(world)
 
 
 class One:

@@ -1,4 +1,4 @@
-"""The meeting before JAX, played by threads of one process over loopback."""
+"""Processes meet before JAX starts; here they are threads of one process, on loopback."""
 
 import json
 import socket
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxnet.cluster.environment import Address
+from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.errors import InputError
 

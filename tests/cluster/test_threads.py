@@ -1,4 +1,4 @@
-"""XLA:CPU of a process with one core has a thread that computes while another waits for a collective."""
+"""On one core, XLA:CPU still has a thread that computes while another waits for a collective."""
 
 import subprocess
 import sys

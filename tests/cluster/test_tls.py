@@ -1,4 +1,4 @@
-"""Mutual TLS: three files that go together, or one line that says what does not."""
+"""Mutual TLS: three files that fit together, or one line that says what does not."""
 
 import inspect
 import shutil

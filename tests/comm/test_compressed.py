@@ -1,4 +1,4 @@
-"""Compressed sums: what was sent and what is left is what was given, in the promised bytes, everywhere the same."""
+"""Compressed sums: sent plus residuals is what was given, in the planned bytes, with the same bits on all devices."""
 
 import functools
 from typing import NamedTuple
@@ -87,13 +87,13 @@ def gathered_by_hand(codec, given, feedback):
 
 
 def scattered_by_hand(codec, given, feedback):
-    """Plain reference: each device owns a part."""
+    """Plain reference: each device owns a shard."""
     devices, size = given[0].shape
-    part = -(-size // devices)
-    padding = ((0, 0), (0, devices * part - size))
-    left, left_of_sums = np.zeros_like(given[0]), np.zeros((devices, part), np.float32)
+    shard = -(-size // devices)
+    padding = ((0, 0), (0, devices * shard - size))
+    left, left_of_sums = np.zeros_like(given[0]), np.zeros((devices, shard), np.float32)
     for messages in given:
-        wanted = np.pad(messages + left if feedback else messages, padding).reshape(devices, devices, part)
+        wanted = np.pad(messages + left if feedback else messages, padding).reshape(devices, devices, shard)
         decoded = np.stack([[there_and_back(codec, p) for p in message] for message in wanted])
         left = (wanted - decoded).reshape(devices, -1)[:, :size]
         sums = decoded.sum(0) + (left_of_sums if feedback else 0)
@@ -159,7 +159,7 @@ def test_compressed_across_hosts_only(form, shape):  # L3, L6 and L7 of the nest
     if hosts > 1 and form == "gathered":
         left = run.states[-1].sum(0).reshape(-1)
     elif hosts > 1:
-        own, of_sums = run.states[-1]  # [hosts, devices, part], [hosts, devices, part of the part]
+        own, of_sums = run.states[-1]  # [hosts, devices, shard], [hosts, devices, the owner's share of that shard]
         of_sums = of_sums.swapaxes(0, 1).reshape(devices, -1)[:, : SIZE // devices]
         left = (own.sum(0) + of_sums).reshape(-1)
     np.testing.assert_allclose(sent + left, given, atol=3e-5)

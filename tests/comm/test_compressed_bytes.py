@@ -1,4 +1,4 @@
-"""Compressed sums: what plans promise, as a share of an all-reduce in float32; `test_compressed.py` checks programs."""
+"""Compressed sums: planned bytes beside an all-reduce in float32; `test_compressed.py` checks the programs."""
 
 import jax
 

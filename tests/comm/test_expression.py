@@ -89,8 +89,7 @@ def test_prints_as_the_expression_that_makes_it(value, text):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_reducer_of_every_strategy_evaluates_back(name):
     strategy = STRATEGIES[name]()
-    scheduled = comm.scheduled(strategy, (2, 0, 1))
-    for value in filter(None, (strategy.reducer, strategy.sharded, scheduled)):
+    for value in filter(None, (strategy.reducer, comm.scheduled(strategy, (2, 0, 1)))):
         again = evaluated(value)
         assert repr(again) == repr(value)
         assert again.plan(SHAPES, SIZES) == value.plan(SHAPES, SIZES)
@@ -121,3 +120,8 @@ def test_a_reducer_of_the_users_own_prints_where_it_was_made():
 
     assert repr(rounded("host")) == "<Reducer of test_a_reducer_of_the_users_own_prints_where_it_was_made>"
     assert repr(comm.expressed(rounded)("host")) == "rounded('host')"
+
+
+def test_the_door_names_what_it_has_once():
+    assert len(set(comm.__all__)) == len(comm.__all__)
+    assert all(hasattr(comm, name) for name in comm.__all__)

@@ -1,4 +1,4 @@
-"""Why residuals: with them compressed training reaches the optimum of float32, without them it stops short of it.
+"""Error feedback: with it compressed training reaches the optimum of float32, without it it stops short.
 
 Regression on data that differ by device: at the best weights every device's gradient is far from 0, and
 only their sum vanishes. What a codec takes away from them must come back later.

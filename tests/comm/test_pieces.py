@@ -1,153 +1,121 @@
-"""The law of `cut`: the pieces, run in turn, compute what the function does, and each computes only what it must."""
+"""Launching from two threads, on one device; with several processes in tests/processes/test_pieces_processes.py."""
 
-import itertools
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jaxnet.comm.cut import cut
+from jaxnet import comm
+from jaxnet.comm import Message, lower_launch, messages_of
 
-
-def shapes_of(tree):
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+SPEC = jax.ShapeDtypeStruct((4,), "float32")
 
 
-def run(pieces, *arguments, compiled=True):
-    """The results in the order of the groups; each value is dropped when it is said to be of no more use."""
-    values = dict(enumerate(jax.tree.leaves(arguments)))
-    results = []
-    for program in pieces.programs:
-        function = jax.jit(program.run) if compiled else program.run
-        given = function(*(values[number] for number in program.reads))
-        values.update(zip(program.gives, given, strict=True))
-        results.append([values[number] for number in program.results])
-        for number in program.drops:
-            del values[number]
-    for number, value in values.items():
-        assert number < len(jax.tree.leaves(arguments)), f"value {number}, {value.shape}, was never dropped"
-    return results
+def counting():
+    """A reducer that gives twice its message, and counts the calls."""
+
+    def reduce(message, state):
+        total, _ = comm.all_reduce(*comm.AXES).reduce(message, ())
+        return 2 * total, state + 1
+
+    return comm.all_reduce(*comm.AXES)._replace(init=lambda spec, sizes: jnp.zeros((), jnp.int32), reduce=reduce)
 
 
-def assert_shapes(pieces, *arguments):
-    values = dict(enumerate(jax.tree.leaves(arguments)))
-    for program in pieces.programs:
-        values |= zip(program.gives, program.run(*(values[number] for number in program.reads)), strict=True)
-    assert [(v.shape, v.dtype) for _, v in sorted(values.items())] == [(s.shape, s.dtype) for s in pieces.shapes]
+@pytest.fixture
+def mesh():
+    return comm.make_mesh(1, jax.devices()[:1])
 
 
-def network(widths, skip, integers):
-    """A loss over a few layers of parameters, some of which are used twice."""
-    draw = np.random.default_rng(len(widths))
-
-    def loss(params, x):
-        for index, (kernel, bias) in enumerate(params):
-            y = x @ kernel + bias[None]
-            y = y * (y > 0).astype(y.dtype)
-            x = y + x if skip and y.shape == x.shape else y
-            if index == 1:
-                x = x * params[0][1].sum()
-        return (x * x).sum()
-
-    def number(shape):
-        values = draw.integers(-2, 3, shape) if integers else draw.standard_normal(shape) / 3
-        return jnp.asarray(values.astype(np.float32))
-
-    params = [(number((a, b)), number((b,))) for a, b in itertools.pairwise(widths)]
-    return loss, params, number((3, widths[0]))
+def states(mesh, count):
+    return [jax.device_put(np.zeros((1, 1), np.int32), comm.one_per_device(mesh)) for _ in range(count)]
 
 
-@st.composite
-def cases(draw):
-    widths = draw(st.lists(st.sampled_from([1, 3]), min_size=2, max_size=5))  # few shapes: each is compiled anew
-    leaves = 2 * (len(widths) - 1)
-    order = draw(st.permutations(range(leaves)))
-    cuts = sorted(draw(st.sets(st.integers(1, leaves - 1), max_size=4)))
-    groups = [order[a:b] for a, b in zip([0, *cuts], [*cuts, leaves], strict=True)]
-    return widths, draw(st.booleans()), draw(st.booleans()), groups
+def function(x):
+    y = x + 1
+    return [y, jnp.sin(y), x]
 
 
-@settings(max_examples=40)
-@given(cases())
-def test_the_pieces_in_turn_are_the_gradient(case):
-    """In small integers to the last bit, whatever the groups and their order."""
-    widths, skip, integers, groups = case
-    loss, params, x = network(widths, skip, integers)
-    pieces = cut(lambda p, x: jax.tree.leaves(jax.grad(loss)(p, x)), shapes_of((params, x)), groups)
-    wanted = jax.tree.leaves(jax.grad(loss)(params, x))
-    got = run(pieces, params, x, compiled=False)
-    for group, values in zip(groups, got, strict=True):
-        for place, value in zip(group, values, strict=True):
-            if integers:
-                np.testing.assert_array_equal(value, wanted[place])
-            np.testing.assert_allclose(value, wanted[place], rtol=1e-5, atol=1e-5)
-    assert_shapes(pieces, params, x)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_messages_are_summed_and_states_carried(mesh, at_once):
+    launch = lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, mesh, at_once=at_once).compile()
+    x, carried = jnp.arange(4.0), states(mesh, 3)
+    for calls in (1, 2):
+        before = carried
+        sums, carried = launch([x], before)
+        for total, message in zip(sums, function(x), strict=True):
+            np.testing.assert_allclose(total, 2 * message, rtol=1e-6)
+        assert [int(state[0, 0]) for state in carried] == [calls] * 3
+        assert all(state.is_deleted() for state in before)
 
 
-def products(program, shapes):
-    jaxpr = jax.make_jaxpr(program.run)(*(shapes[number] for number in program.reads))
-    return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.jaxpr.eqns)
+def test_after_an_error_no_more_is_launched(mesh):
+    launch = lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, mesh).compile()
+    first, _, last = states(mesh, 3)
+    with pytest.raises(TypeError):
+        launch([jnp.arange(4.0)], [first, "not a state", last])
+    assert first.is_deleted()
+    assert not last.is_deleted()
+    sums, _ = launch([jnp.arange(4.0)], states(mesh, 3))
+    assert len(sums) == 3
 
 
-def test_a_piece_computes_only_what_its_group_waits_for():
-    """Three layers: forward and the last weights' product, then two products a layer; nothing twice."""
-    loss, params, x = network([4, 4, 4, 4], skip=False, integers=False)
-    kernels = lambda p, x: [kernel for kernel, _ in jax.grad(loss)(p, x)]  # noqa: E731
-    pieces = cut(kernels, shapes_of((params, x)), [[2], [1], [0]])
-    assert [products(program, pieces.shapes) for program in pieces.programs] == [4, 2, 2]
-    got = run(pieces, params, x)
-    for (value,), (kernel, _) in zip(reversed(got), jax.grad(loss)(params, x), strict=True):
-        np.testing.assert_allclose(value, kernel, rtol=1e-5)
+def test_after_an_error_no_more_is_computed(mesh, monkeypatch):
+    """A slow piece after the first sum has failed: those behind it are not launched."""
+    launch = lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, mesh).compile()
+    launched = []
+
+    def slow(piece, program):
+        def run(*values):
+            launched.append(piece)
+            time.sleep(0.5)
+            return program(*values)
+
+        return run
+
+    monkeypatch.setattr(launch, "_pieces", [(piece, slow(piece, program)) for piece, program in launch._pieces])
+    with pytest.raises(TypeError):
+        launch([jnp.arange(4.0)], ["not a state", *states(mesh, 2)])
+    assert len(launched) < len([piece for piece, _ in launch._pieces if piece.reads or piece.gives])
 
 
-def test_a_group_that_is_there_already_has_a_program_of_nothing():
-    def function(x):
-        y = jnp.sin(x)
-        return [y, jnp.cos(y)]
-
-    pieces = cut(function, [jax.ShapeDtypeStruct((2,), "float32")], [[1], [0]])
-    assert [(program.reads, program.gives) for program in pieces.programs] == [((0,), (1, 2)), ((), ())]
-    x = jnp.arange(2.0)
-    np.testing.assert_allclose(run(pieces, x), [[jnp.cos(jnp.sin(x))], [jnp.sin(x)]], rtol=1e-6)
+def test_several_devices_a_process_are_refused():
+    with pytest.raises(ValueError, match="wanted one device of each process on the mesh, got 2"):
+        lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, comm.make_mesh(1, jax.devices()[:2]))
 
 
-def test_results_that_no_operation_makes():
-    """Arguments, constants and numbers, one of them wanted twice and read before."""
-    constant = jnp.arange(3.0)
-    function = lambda x: [x, constant + x, constant, 2.0, constant, x]  # noqa: E731
-    pieces = cut(function, [jax.ShapeDtypeStruct((3,), "float32")], [[1], [0, 2], [3], [4, 5]])
-    x = jnp.ones(3)
-    got = run(pieces, x)
-    for values, wanted in zip(got, [[constant + 1], [x, constant], [2.0], [constant, x]], strict=True):
-        for value, want in zip(values, wanted, strict=True):
-            np.testing.assert_array_equal(value, want)
+def test_a_tree_as_messages_and_back():
+    """Buckets of 16 bytes, that cut leaves, in another order than the tree's."""
+    values = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.arange(3), "c": jnp.arange(2.0)}
+    reducer = comm.bucketed(comm.all_reduce(*comm.AXES), 16)
+    messages = messages_of(reducer, values, {"host": 2, "device": 1}, order=(2, 0, 1))
+    packed = messages.pack(values)
+    assert [jax.typeof(message).str_short() for message in packed] == [
+        jax.typeof(jnp.zeros(spec.shape, spec.dtype)).str_short() for spec in messages.specs
+    ]
+    assert float(packed[0][1]) == 1.0  # "c" comes first
+    for got, want in zip(jax.tree.leaves(messages.unpack(packed)), jax.tree.leaves(values), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
-def test_random_keys_pass_from_piece_to_piece():
-    def function(data):
-        keys = jax.random.split(jax.random.wrap_key_data(data))
-        return [jax.random.normal(keys[0], (2,)), jax.random.normal(keys[1], (2,))]
-
-    data = jax.random.key_data(jax.random.key(0))
-    pieces = cut(function, shapes_of([data]), [[0], [1]])
-    for (got,), wanted in zip(run(pieces, data), function(data), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+def test_a_reducer_whose_messages_depend_on_each_other():
+    reducer = comm.named_strategy("powersgd").reducer
+    with pytest.raises(ValueError, match="does not sum its messages one by one"):
+        messages_of(reducer, [SPEC], {"host": 2, "device": 1})
 
 
-def test_what_prints_still_prints(capsys):
-    def function(x):
-        jax.debug.print("saw {}", x)
-        return [x + 1]
+def test_what_a_program_computes_counts_for_the_sum_that_follows():
+    """Two products before the first all-reduce, one before the second, none before the third."""
+    mesh, square = comm.make_mesh(2), jax.ShapeDtypeStruct((8, 8), "float32")
 
-    run(cut(function, [jax.ShapeDtypeStruct((), "int32")], [[0]]), jnp.int32(7))
-    jax.effects_barrier()
-    assert capsys.readouterr().out == "saw 7\n"
+    def text(function):
+        return jax.jit(function).lower(square).compile().as_text()
 
-
-@pytest.mark.parametrize("groups", [[[0]], [[0, 1], [1]], [[0], [2]]])
-def test_groups_that_do_not_hold_each_result_once(groups):
-    with pytest.raises(ValueError, match="groups must hold each of the 2 results once"):
-        cut(lambda x: [x, x + 1], [jax.ShapeDtypeStruct((), "float32")], groups)
+    everywhere = jax.sharding.PartitionSpec()
+    total = text(
+        jax.shard_map(lambda x: jax.lax.psum(x, comm.AXES), mesh=mesh, in_specs=everywhere, out_specs=everywhere)
+    )
+    two, one = text(lambda x: jnp.tanh(x @ x) @ x), text(lambda x: x @ x)
+    found = comm.verify("\n".join([two, total, one, total, total]), [], mesh.shape).found
+    assert [one.compute_before for one in found] == [2, 1, 0]

@@ -1,4 +1,4 @@
-"""PowerSGD: exact where the sum has a low rank, telescoping where it has not, and small on the wire."""
+"""PowerSGD: exact where the sum has a low rank; elsewhere nothing is lost over the steps; few bytes."""
 
 import functools
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import AXES, MiB, all_reduce, bucketed, powersgd, scattered
+from jaxnet.comm.powersgd import PowerSGDState
 from support import laws
 from support.laws import PER_DEVICE, Trees, run_reducer, trees
 
@@ -48,7 +49,7 @@ class Trial(NamedTuple):
 
     given: list[dict[str, np.ndarray]]
     sums: list[dict[str, np.ndarray]]  # what each device got, [hosts, devices, ...]
-    states: list[comm.PowerSGDState]
+    states: list[PowerSGDState]
     hlo: str
 
 

@@ -71,12 +71,12 @@ def own(values):
 
 
 def there_and_back(way, mesh, shapes):
-    """The parts, and what is gathered from them on each device."""
+    """The shards, and what is gathered from them on each device."""
 
     def both(values):
-        parts = way.scatter(own(values))
-        whole = lax.pcast(way.gather(parts, shapes), comm.AXES, to="varying")
-        return parts, jax.tree.map(lambda leaf: leaf[None, None], whole)
+        shards = way.scatter(own(values))
+        whole = lax.pcast(way.gather(shards, shapes), comm.AXES, to="varying")
+        return shards, jax.tree.map(lambda leaf: leaf[None, None], whole)
 
     return mapped(both, mesh, PER_DEVICE, (P(way.axes), PER_DEVICE))
 
@@ -90,14 +90,14 @@ def compiled(way, shape):
 
 @every_mesh
 @pytest.mark.parametrize("way", WAYS)
-def test_parts_are_the_sum_and_every_device_gathers_the_same(way, shape):  # L1, L3, L4
+def test_shards_are_the_sum_and_every_device_gathers_the_same(way, shape):  # L1, L3, L4
     values, devices = example(shape), shape[0] * shape[1]
-    parts, gathered = jax.device_get(compiled(way, shape)(values))
-    for part, whole, wanted in zip(*map(jax.tree.leaves, (parts, gathered, total(values))), strict=True):
+    shards, gathered = jax.device_get(compiled(way, shape)(values))
+    for shard, whole, wanted in zip(*map(jax.tree.leaves, (shards, gathered, total(values))), strict=True):
         flat = wanted.reshape(-1)
-        assert part.shape == (-(-flat.size // devices) * devices,)
-        np.testing.assert_array_equal(part[: flat.size], flat)
-        assert not part[flat.size :].any()
+        assert shard.shape == (-(-flat.size // devices) * devices,)
+        np.testing.assert_array_equal(shard[: flat.size], flat)
+        assert not shard[flat.size :].any()
         np.testing.assert_array_equal(whole, np.broadcast_to(wanted, whole.shape))
 
 
@@ -117,10 +117,10 @@ def test_compiled_collectives_are_the_planned_ones(way, shape):  # L6
 @given(tree=trees())
 def test_any_tree(way, tree: Trees):  # L1 and L5 together
     values = tree.values((2, 2))
-    parts, gathered = there_and_back(way, grid((2, 2)), shapes_of(values))(values)
-    assert jax.tree.structure(parts) == jax.tree.structure(gathered) == jax.tree.structure(values)
-    for whole, part, wanted in zip(*map(jax.tree.leaves, (gathered, parts, total(values))), strict=True):
-        assert whole.dtype == part.dtype == wanted.dtype
+    shards, gathered = there_and_back(way, grid((2, 2)), shapes_of(values))(values)
+    assert jax.tree.structure(shards) == jax.tree.structure(gathered) == jax.tree.structure(values)
+    for whole, shard, wanted in zip(*map(jax.tree.leaves, (gathered, shards, total(values))), strict=True):
+        assert whole.dtype == shard.dtype == wanted.dtype
         np.testing.assert_array_equal(whole[0, 0], wanted)
 
 
@@ -130,7 +130,7 @@ def test_split_cuts_without_moving_and_gather_undoes_it(way, shape):
     mesh, values = grid(shape), jax.tree.map(lambda v: v[0, 0], example(shape))
     split = mapped(way.split, mesh, P(), P(way.axes))
     assert not comm.verify(split.lower(values).compile().as_text(), [], mesh.shape).found
-    joined = mapped(lambda parts: way.gather(parts, values), mesh, P(way.axes), P())(split(values))
+    joined = mapped(lambda shards: way.gather(shards, values), mesh, P(way.axes), P())(split(values))
     for got, wanted in zip(jax.tree.leaves(joined), jax.tree.leaves(values), strict=True):
         np.testing.assert_array_equal(got, wanted)
 
@@ -180,7 +180,7 @@ LAYERS, WIDTH = 6, 64
 def deep_step(way):
     """A step of a network of six layers, one bucket each, with the collectives found in its program."""
     shapes = {f"layer_{i}": jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32") for i in range(LAYERS)}
-    parts = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.size,), leaf.dtype), shapes)
+    shards = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.size,), leaf.dtype), shapes)
     x = jax.ShapeDtypeStruct((64, WIDTH), "float32")
 
     def loss(params, x):
@@ -190,12 +190,12 @@ def deep_step(way):
 
     way = shards_in_order(comm.backward_order(jax.grad(loss), shapes, x), way)
 
-    def step(parts, x):
-        params = lax.pcast(way.gather(parts, shapes), comm.AXES, to="varying")
-        return jax.tree.map(lambda p, g: p - 0.1 * g, parts, way.scatter(jax.grad(loss)(params, x)))
+    def step(shards, x):
+        params = lax.pcast(way.gather(shards, shapes), comm.AXES, to="varying")
+        return jax.tree.map(lambda p, g: p - 0.1 * g, shards, way.scatter(jax.grad(loss)(params, x)))
 
     mesh = grid((2, 4))
-    hlo = mapped(step, mesh, P(way.axes), P(comm.AXES), P(way.axes)).lower(parts, x).compile().as_text()
+    hlo = mapped(step, mesh, P(way.axes), P(comm.AXES), P(way.axes)).lower(shards, x).compile().as_text()
     check = comm.verify(hlo, way.plan(shapes, mesh.shape).collectives, mesh.shape)
     assert check.ok, check.explain()
     assert not check.extra
@@ -243,22 +243,22 @@ def test_in_a_loop_that_is_not_ours():
     def loss(params, x):
         return ((x @ params["w"] + params["b"][None]) ** 2).mean()
 
-    def step(parts, state, x):
-        varying = lax.pcast(way.gather(parts, params), comm.AXES, to="varying")
+    def step(shards, state, x):
+        varying = lax.pcast(way.gather(shards, params), comm.AXES, to="varying")
         sums = way.scatter(jax.grad(loss)(varying, x))
-        updates, state = optimizer.update(jax.tree.map(lambda total: total / 8, sums), state, parts)
-        return optax.apply_updates(parts, updates), state
+        updates, state = optimizer.update(jax.tree.map(lambda total: total / 8, sums), state, shards)
+        return optax.apply_updates(shards, updates), state
 
     cut = P(way.axes)
     state_specs = jax.tree.map(lambda leaf: cut if leaf.ndim else P(), jax.eval_shape(optimizer.init, params))
-    parts = mapped(way.split, mesh, P(), cut)(params)
-    state = optimizer.init(parts)
+    shards = mapped(way.split, mesh, P(), cut)(params)
+    state = optimizer.init(shards)
     train = mapped(step, mesh, cut, state_specs, P(comm.AXES), (cut, state_specs))
     wanted, plain = params, optimizer.init(params)
     for _ in range(5):
-        parts, state = train(parts, state, x)
+        shards, state = train(shards, state, x)
         updates, plain = optimizer.update(jax.grad(loss)(wanted, x), plain)
         wanted = optax.apply_updates(wanted, updates)
-    got = mapped(lambda parts: way.gather(parts, params), mesh, cut, P())(parts)
+    got = mapped(lambda shards: way.gather(shards, params), mesh, cut, P())(shards)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

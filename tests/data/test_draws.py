@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.data.batches import draws, mixed
+from jaxnet.data.batches import draws, mix_bits
 
 seeds = st.integers(0, 2**64 - 1)
 
@@ -28,7 +28,7 @@ def test_draws_are_those_of_plain_integers(seed, start, count):
 
 @given(number=seeds)
 def test_mixing_is_that_of_plain_integers(number):
-    assert mixed(number) == splitmix((number + 0x9E3779B97F4A7C15) % 2**64)
+    assert mix_bits(number) == splitmix((number + 0x9E3779B97F4A7C15) % 2**64)
 
 
 def test_every_bit_is_set_half_of_the_time_and_seeds_differ():

@@ -1,4 +1,4 @@
-"""Crops and transforms beside plain references: Pillow's own resize and crop, and the ranges that are promised."""
+"""Crops and transforms against plain references: Pillow's own resize and crop, and the documented ranges."""
 
 import io
 import math
@@ -170,7 +170,7 @@ def test_a_mirror_exchanges_left_and_right(decoder):
 
 
 def test_without_the_fast_packages_pillow_decodes(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "jaxnet.data.photos.fast", None)
+    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
     decoding.best_decoder.cache_clear()
     assert best_decoder() is PILLOW
     decoding.best_decoder.cache_clear()
@@ -246,8 +246,8 @@ def test_jitter_without_strength_is_the_identity_and_hue_alone_keeps_the_brighte
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainingView(area=(0, 1)), "area must be two parts of 1"),
-        (lambda: TrainingView(area=(0.5, 0.2)), "area must be two parts of 1"),
+        (lambda: TrainingView(area=(0, 1)), "area must be two fractions of 1"),
+        (lambda: TrainingView(area=(0.5, 0.2)), "area must be two fractions of 1"),
         (lambda: TrainingView(ratio=(2, 1)), "ratio must be two numbers"),
         (lambda: EvaluationView(224, 200), "224 of a test image must be 1 .. test_resize=200"),
         (lambda: RandAugment(2, 31), "magnitude 0 .. 30"),

@@ -201,7 +201,7 @@ def test_records_that_cannot_be_read_are_damaged(tmp_path):
 
 
 def test_a_label_that_is_no_class_ends_the_run(tmp_path):
-    """As TFDS marks what has none; a loss would take it for no class at all."""
+    """TFDS gives -1 to examples without a label; one_hot would make a target of zeros from it."""
     records = PhotoRecords([{"image": photo(1), "label": -1}], 7, origin="album")
     with pytest.raises(
         InputError, match=r"labels of record 0 of album must be 0 .. 6 for 7 classes, got -1 .. -1; TFDS"

@@ -1,4 +1,4 @@
-"""ImageNet's archives in miniature become what TFDS itself would make of them; wrong ones are refused."""
+"""Miniatures of the ImageNet archives are prepared as TFDS prepares them; wrong archives are refused."""
 
 import io
 import os
@@ -40,7 +40,7 @@ def prepared(archives: Path, name: str = "data", **options):
 
 
 def read_back(archives: Path, split: str, name: str = "data") -> dict[str, tuple[int, bytes]]:
-    """What the stock builder finds: label and file by name, in its order."""
+    """Return what TFDS's own builder reads: label and file by name, in its order."""
     builder = tfds.builder("imagenet2012", data_dir=archives.parent / name)
     source = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
     return {example["file_name"].decode(): (example["label"], example["image"]) for example in source}
@@ -141,7 +141,7 @@ def test_a_part_that_was_prepared_before_does_not_pass_for_all(archives):
 
 
 def _prepare_with_counts(archives: Path) -> None:
-    """Prepare, taking these numbers of images for the official ones."""
+    """Prepare, with these numbers of images in place of the official ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(imagenet, "_require_counts", lambda *_: None)
         prepared(archives, allow_partial=False)
@@ -231,10 +231,10 @@ def test_a_disk_that_fills_up_is_one_error_and_what_is_done_is_kept(archives, mo
         if len(written) == 3:
             raise OSError(28, os.strerror(28))
         written.append(target)
-        place(path, target)
+        move_into_place(path, target)
 
-    place = shards.place
-    monkeypatch.setattr(shards, "place", full)
+    move_into_place = shards.move_into_place
+    monkeypatch.setattr(shards, "move_into_place", full)
     with pytest.raises(
         InputError, match=r"array_record.* cannot be written in .*No space left on device.* start again"
     ):

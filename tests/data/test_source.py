@@ -1,4 +1,4 @@
-"""Sources in memory: what they refuse and what they give."""
+"""Sources in memory: what they return, and what they refuse."""
 
 import hashlib
 import re
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxnet.data
-from jaxnet.data import ArraySource, Digits, Synthetic, open_split, source
+from jaxnet.data import ArraySource, Digits, Synthetic, open_split, tfds
 from jaxnet.errors import InputError
 
 FILES = Path(jaxnet.data.__file__).parent
@@ -80,9 +80,9 @@ def test_arrays_of_another_form_are_refused(image, label, message):
 
 @pytest.mark.parametrize("chunk", [1, 100, 359, 360, 361])
 def test_a_source_is_read_into_memory_in_pieces(monkeypatch, chunk):
-    monkeypatch.setattr(source, "_CHUNK", chunk)
+    monkeypatch.setattr(tfds, "_CHUNK", chunk)
     digits = Digits().load("test")
-    copy = source.read_into_memory(digits)
+    copy = tfds.read_into_memory(digits)
     np.testing.assert_array_equal(copy.image, digits.image)
     np.testing.assert_array_equal(copy.label, digits.label)
     assert copy.num_classes == 10

@@ -1,22 +1,37 @@
-"""The pages under docs/: their programs run, their links lead somewhere, and design notes stay short."""
+"""The README and the pages under docs/: programs run, links lead somewhere, design notes stay short."""
+
+import re
 
 import pytest
 
 from support.markdown import blocks, broken_links, check_python, pages
 from support.programs import ROOT
 
-PAGES = pages("docs")
+PAGES = ["README.md", *pages("docs")]
+PROGRAMS = [block for page in PAGES for block in blocks(page, "python")]
+AGAIN = [block for block in PROGRAMS if "configs/digits.py" in block.text and block.page != "README.md"]
+OURS = {"jaxnet", "configs", "tests", "benchmarks", "launch", "notebooks", "docs", "tools"}
 NOTES = [page for page in pages("docs/design") if not page.endswith("README.md")]
 
 
-@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks(page, "python")], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, id=str(block), marks=[pytest.mark.slow] * (block in AGAIN)) for block in PROGRAMS],
+)
 def test_a_program_runs_as_it_stands(block, tmp_path):
     check_python(block, tmp_path)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/peers/README.md"])
 def test_links_lead_somewhere(page):
     assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/LOG.md"])  # the log is as it was written
+def test_files_that_are_named_are_there(page):
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", (ROOT / page).read_text())
+    ours = [path for path in named if path.split("/")[0] in OURS]
+    assert [path for path in ours if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", NOTES)

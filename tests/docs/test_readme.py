@@ -1,5 +1,15 @@
-"""What the README says is so: its programs run, and what its commands name is there."""
+"""What the README and the guide say is so: commands name what is there, errors and tables are those shown.
 
+Commands that only print are run. For the others, the tests check the options and load the config: they train or
+measure, need root or an MPI library, or take a run or files that only a reader has. The match in `check` lists them.
+"""
+
+import ast
+import contextlib
+import doctest
+import functools
+import importlib.util
+import io
 import json
 import re
 import shlex
@@ -9,93 +19,125 @@ import sys
 import jax
 import pytest
 
-import train
+import jaxnet.cli.train
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.comm import STRATEGIES
 from jaxnet.config.file import load_config
-from support.markdown import blocks, broken_links, check_python
+from jaxnet.errors import InputError
+from support.markdown import as_a_reader, blocks, pages
 from support.programs import ROOT, clean_environment
 
-README = (ROOT / "README.md").read_text()
-PROGRAMS = blocks("README.md", "python")
-COMMANDS = [line for block in blocks("README.md", "sh") for line in block.text.splitlines()]
-PICTURES = [block.text for block in blocks("README.md", "text")]
-
-
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
-@pytest.mark.parametrize("block", PROGRAMS, ids=str)
-def test_a_program_runs_as_it_stands(block, tmp_path):
-    check_python(block, tmp_path)
+PAGES = ["README.md", *pages("docs/guide")]
+SHELL = [block for page in PAGES for block in blocks(page, "sh")]
+REFUSED = [block for block in SHELL if (block.output or "").startswith("error: ")]
+SHOWN = [block for block in SHELL if block.text.startswith("jaxnet plan") and block.output]
+COMMANDS = [(block, line) for block in SHELL if block not in [*REFUSED, *SHOWN] for line in block.text.splitlines()]
+LOOKED_AT = {"bench", "timeline", "predict", "export", "data", "import", "doctor", "report"}  # options alone
+TROUBLES = (ROOT / "docs/guide/troubleshoot.md").read_text()
+MESSAGES = re.findall(r"^\| `([^`]+)` \|", TROUBLES, re.MULTILINE)
 
 
 def test_the_config_trains_and_writes_what_is_said(tmp_path):
-    [block] = [block for block in PROGRAMS if "def get_config" in block.text]
-    (tmp_path / "config.py").write_text(block.text)
+    as_a_reader("docs/guide/bring_your_own.md", tmp_path)
     overrides = ["model.width=16", "log.hlo=true", "profile.steps=5"]
     done = subprocess.run(
-        [sys.executable, "train.py", "--config", tmp_path / "config.py", "--workdir", tmp_path / "run", *overrides],
+        [sys.executable, "train.py", "--config", "my_config.py", "--workdir", "run", *overrides],
+        cwd=tmp_path,
         env=clean_environment(JAX_NUM_CPU_DEVICES="8"),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["finished"]
     assert summary["accuracy"] > 0.95
-    said = set(re.findall(r"^runs/digits/([\w.]+)", "\n".join(PICTURES), re.MULTILINE))
+    said = set(re.findall(r"^runs/digits/([\w.]+)", (ROOT / "docs/guide/train.md").read_text(), re.MULTILINE))
     assert said == {path.name for path in (tmp_path / "run").iterdir()}
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_names_what_is_there(line):
+@pytest.mark.parametrize(("block", "line"), COMMANDS, ids=lambda value: str(value))
+def test_a_command_names_what_is_there(block, line, tmp_path, monkeypatch):
+    as_a_reader(block.page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words, variables = split(line)
+    assert {name.lower() for name in variables} <= set(jax.config.values)
+    check(words)
+
+
+def split(line):
+    """A command's words, and the variables before them."""
     words = shlex.split(line, comments=True)
+    variables = {}
     while "=" in words[0]:
-        assert words.pop(0).partition("=")[0].lower() in jax.config.values
-    check([words[0].removeprefix(".venv/bin/"), *words[1:]])
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    return words, variables
 
 
 def check(words):
-    match words:
+    match [words[0].removeprefix(".venv/bin/"), *words[1:]]:
         case ["sudo", *command]:
-            check([command[0].removeprefix(".venv/bin/"), *command[1:]])
+            check(command)
         case ["jaxnet", "lab", *arguments]:
-            inner = in_the_lab(["lab", *arguments])
-            check([inner[0].removeprefix(".venv/bin/"), *inner[1:]])
-        case ["jaxnet", "bench" | "timeline" | "predict" | "export" | "data" | "import" | "doctor" | "report", *_]:
-            ask([*words, "--help"])  # they take their time, a run, or a file
+            check(started("jaxnet.operations.lab.run.run_lab", ["lab", *arguments]))
+        case ["jaxnet", "train", *arguments] | ["python", "train.py", *arguments] | ["train.py", *arguments]:
+            check_config(arguments)
+        case ["jaxnet", command, *_] if command in LOOKED_AT or words[1:] == ["models"]:  # that lists for a minute
+            check_options(words)
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))
-        case ["train.py", *arguments] | ["python", "train.py", *arguments]:
-            args = train.parse(arguments)
-            load_config(args.config, *args.overrides)
+        case ["python", "-m", module, *_]:
+            assert importlib.util.find_spec(module)
         case ["mpirun", "-n", _, ".venv/bin/python", "-m", "mpi4py", *command]:
             check(command)
-        case ["jaxnet", "launch", *arguments] if "--dry-run" in arguments:
-            ask(words)
+        case ["jaxnet", "launch", *arguments] if "--dry-run" not in arguments:
+            check(started("jaxnet.operations.launchers.local.launch_local", ["launch", *arguments]))
         case ["jaxnet", "launch", *arguments]:
-            inner = launched(["launch", *arguments])
-            check([inner[0].removeprefix(".venv/bin/"), *inner[1:]])
-        case ["jaxnet", *_]:
-            ask(words)
+            assert printed(["launch", *arguments])
+        case ["jaxnet", *arguments]:
+            ask(*arguments)
         case _:
             raise AssertionError(f"a command that the tests do not know: {words}")
 
 
-def ask(words):
-    command = [sys.executable, "-m", *words]
+@functools.cache
+def ask(*arguments):
+    """What `jaxnet ARGUMENTS` prints; it must not fail, nor complain."""
+    command = [sys.executable, "-m", "jaxnet", *arguments]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
-def in_the_lab(arguments):
-    """What `jaxnet lab` would start on each host."""
+def printed(arguments):
+    """The same for what needs no JAX, in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        run_jaxnet(arguments)
+    return out.getvalue()
+
+
+def check_config(arguments):
+    """Load the config that `jaxnet train ARGUMENTS` would train."""
+    given = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxnet.cli.train.run_train", lambda args: given.append(args) or 0)
+        assert jaxnet.cli.train.main(arguments) == 0
+    [args] = given
+    load_config(args.config, *args.overrides)
+
+
+def check_options(words):
+    names = [word for word in words[1:] if re.fullmatch(r"[a-z]+", word)][:2]
+    names = names if names[0] in ("bench", "data") else names[:1]
+    described = printed([*names, "--help"])
+    assert [word for word in words if word.startswith("--") and word not in described] == []
+
+
+def started(launcher, arguments):
+    """What a command of `jaxnet` would start by calling `launcher`."""
     commands = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxnet.operations.lab.run.run_lab", lambda command, _: commands.append(command) or 0)
+        patch.setattr(launcher, lambda command, *_, **__: commands.append(command) or 0)
         assert run_jaxnet(arguments) == 0
     [command] = commands
     return command
@@ -109,22 +151,58 @@ def check_make(target, settings):
         check(["train.py", "--config", settings["CONFIG"], *shlex.split(settings.get("ARGS", ""))])
 
 
-def launched(arguments):
-    """What `jaxnet launch local` would start."""
-    commands = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxnet.operations.local.launch_local", lambda command, *_, **__: commands.append(command) or 0)
-        assert run_jaxnet(arguments) == 0
-    [command] = commands
-    return command
+@pytest.mark.parametrize("block", REFUSED, ids=str)
+def test_an_error_is_the_one_that_is_shown(block, tmp_path, monkeypatch):
+    as_a_reader(block.page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words, variables = split(block.text)
+    if not variables:  # refused as it is read
+        with pytest.raises(InputError) as refused:
+            check(words)
+        assert f"error: {refused.value}".split() == block.output.split()
+        return
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, env=clean_environment(**variables), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].split() == block.output.split()
 
 
-def test_the_table_holds_every_strategy():
-    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(STRATEGIES)
+@pytest.mark.parametrize("block", SHOWN, ids=str)
+def test_a_command_prints_what_is_shown(block, tmp_path, monkeypatch):
+    as_a_reader(block.page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    answer = ask(*split(block.text)[0][1:])
+    assert doctest.OutputChecker().check_output(block.output, answer, doctest.ELLIPSIS), answer
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """All that the package can say: its texts, those with values in them in one piece with `...` for each."""
+    found = []
+    for path in sorted((ROOT / "jaxnet").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[ds]", "...", node.value))
+    return found
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_is_one_of_ours(message, texts):
+    assert any(message.removesuffix(" ...") in text for text in texts)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/communication.md"])
+def test_the_table_holds_every_strategy(page):
+    rows = re.findall(r"^\| (`\w+`[^|]*) \|", (ROOT / page).read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} >= set(STRATEGIES)
 
 
 def test_the_tree_holds_what_is_there():
-    [tree] = [picture for picture in PICTURES if picture.startswith("train.py")]
+    pictures = [block.text for block in blocks("docs/guide/architecture.md", "text")]
+    [tree] = [picture for picture in pictures if picture.startswith("train.py")]
     names = re.findall(r"^(  )?(\S+)", tree, re.MULTILINE)
     shown = {f"jaxnet/{name}" if indented else name for indented, name in names}
     assert [name for name in shown if not (ROOT / name).exists()] == []
@@ -132,8 +210,8 @@ def test_the_tree_holds_what_is_there():
     if listed.returncode == 0:
         parts = [path.split("/") for path in listed.stdout.splitlines()]
         there = {first + "/" * bool(rest) for first, *rest in parts if not first.startswith(".")}
-        assert there - shown - {"README.md"} == set()
+        assert there - shown == set()
 
 
-def test_links_lead_somewhere():
-    assert broken_links("README.md") == []
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) <= 8192

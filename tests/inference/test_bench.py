@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxnet.cli.main import run
-from jaxnet.inference.predictor import DTYPES
+from jaxnet.inference.network import DTYPES
 from jaxnet.models.zoo import ZOO
 from support.refusals import every, refused, says
 

@@ -1,4 +1,4 @@
-"""Which files the words of a command line mean."""
+"""The picture files that the arguments of a command mean."""
 
 import os
 

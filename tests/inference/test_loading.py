@@ -1,4 +1,4 @@
-"""What is loaded is what the run evaluates; what is damaged or strange is refused, and nothing in it is run."""
+"""Loading gives the network that the run evaluates; damaged or foreign files are refused, and nothing in them runs."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import manifest
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.loading import load_network

@@ -1,4 +1,4 @@
-"""Files of every kind as the array that a network takes, or one line that says what is wrong with them."""
+"""Picture files of every kind become the input of a network, or one line that says what is wrong."""
 
 import io
 import os

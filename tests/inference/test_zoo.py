@@ -13,7 +13,7 @@ from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.loading import load_network
-from jaxnet.inference.predictor import Architecture
+from jaxnet.inference.network import Architecture
 from jaxnet.models.zoo import ZOO
 from jaxnet.tasks.classification import Pixels
 from jaxnet.weights import WeightsMetadata, is_auxiliary, write_variables

@@ -8,7 +8,8 @@ import pytest
 
 from jaxnet.errors import InputError
 from jaxnet.models import GoogLeNet, Heads, InceptionV3, from_linen
-from jaxnet.models.googlenet import AuxiliaryHead, Style
+from jaxnet.models.googlenet import AuxiliaryHead
+from jaxnet.models.inception import Style
 
 
 def shapes(module, image=(224, 224, 3)):

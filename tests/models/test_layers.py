@@ -1,4 +1,4 @@
-"""Layers that the networks share do what their sources define."""
+"""The shared layers match the definitions of their sources."""
 
 import flax.linen as nn
 import jax

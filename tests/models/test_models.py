@@ -82,7 +82,7 @@ def test_dropout_belongs_to_the_example():
 def test_dropout_without_keys_is_refused():
     model = from_linen(CNN(10, dropout=0.5))
     params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
-    with pytest.raises(ValueError, match="one random key an example"):
+    with pytest.raises(ValueError, match="one random key per example"):
         model.apply(params, stats, IMAGES, train=True, keys=None)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxnet.errors import InputError
-from jaxnet.models import ZOO, from_linen
-from jaxnet.models.model import network_options
+from jaxnet.models import ZOO, from_linen, network_options
 from jaxnet.models.resnet import ResNet, cifar_resnet, resnet18, resnet50, resnet50_d, resnet50_v1
 
 IMAGES = jnp.asarray(np.random.RandomState(0).standard_normal((2, 12, 12, 1)), "float32")
@@ -62,7 +61,7 @@ def test_a_padded_shortcut_is_every_other_pixel_and_zeros():
 
 @pytest.mark.parametrize("fields", [{"average_down": True, "block": "basic"}, {"block": "bottleneck"}])
 def test_padded_shortcuts_are_of_basic_blocks(fields):
-    with pytest.raises(InputError, match="pad_shortcuts is of basic blocks"):
+    with pytest.raises(InputError, match="pad_shortcuts needs basic blocks"):
         ResNet(10, pad_shortcuts=True, **fields)
 
 

@@ -194,7 +194,7 @@ def test_without_the_right_to_mount():
     code = """
 from errno import EACCES
 from jaxnet.cli.main import main
-from jaxnet.cluster.lab import kernel
+from jaxnet.operations.lab import kernel
 def mount_new(kind, where):
     raise OSError(EACCES, "Permission denied", "mount")
 kernel.mount_new = mount_new

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT, Program, await_gone, launch, write_program
+from support.programs import Program, await_gone, launch, write_program
 
 pytestmark = pytest.mark.processes
 
@@ -90,7 +90,7 @@ def test_one_is_killed_and_the_others_end(program):
 def test_those_that_ignore_sigterm_are_killed_after_the_grace_period(program):
     """With what they started. The command waits 10 s; here it is a tenth of a second."""
     arguments = f"[{program(STUBBORN + 'signal.pause()')!r}], 2, grace_seconds=0.1"
-    code = f"from jaxnet.operations.local import launch_local; exit(launch_local({arguments}))"
+    code = f"from jaxnet.operations.launchers.local import launch_local; exit(launch_local({arguments}))"
     with Program([sys.executable, "-c", code]) as job:
         pids = pids_of(job, 2)
         os.kill(pids[0], signal.SIGKILL)
@@ -273,10 +273,3 @@ exit_cleanly(main, leave)
 
 def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_the_tether_needs_nothing_of_ours():
-    """It starts once for each rank, without site packages."""
-    text = (ROOT / "jaxnet" / "cluster" / "tether.py").read_text()
-    assert "import jax" not in text
-    assert "from jaxnet" not in text

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import KiB, bucketed, scattered
-from jaxnet.comm.mpi import ALGORITHMS, mpi_all_reduce
+from jaxnet.comm import KiB, bucketed, mpi_all_reduce, scattered
+from jaxnet.comm.mpi import ALGORITHMS
 from support import laws
 from support.mpirun import MpiRun, missing
 from support.programs import Program, await_gone, write_program

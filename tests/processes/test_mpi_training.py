@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
-from jaxnet.comm import all_reduce, bucketed, scattered
-from jaxnet.comm.mpi import mpi_all_reduce
+from jaxnet.comm import all_reduce, bucketed, mpi_all_reduce, scattered
 from support.mpirun import MpiRun, missing
 
 needs_mpi = pytest.mark.skipif(missing() is not None, reason=missing() or "")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm.pieces import Message, lower_launch
+from jaxnet.comm import Message, lower_launch
 from support import tiny
 from support.checkpointing import assert_same_bits
 from support.paced_digits import SAVE_EVERY, STEPS

@@ -1,4 +1,4 @@
-"""The timeline of a step in pieces, from what the profiler of the installed JAX really writes."""
+"""The timeline of a step in pieces, from a real trace of the installed JAX."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The rule by which a rank is a straggler: median and three MAD, and what it does where that means nothing."""
+"""The straggler rule: median plus three MAD, and its limits where the MAD means nothing."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The figures of a timeline, from events that were made up so that the answers are known."""
+"""The figures of a timeline, from synthetic events with known answers."""
 
 import json
 from itertools import pairwise

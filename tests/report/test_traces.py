@@ -1,4 +1,4 @@
-"""Timelines of what the profiler of the installed JAX really writes."""
+"""Timelines of real traces, written by the profiler of the installed JAX."""
 
 import shutil
 

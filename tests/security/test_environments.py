@@ -5,7 +5,8 @@ from contextlib import suppress
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxnet.cluster.environment import Place, find_place, parse_address
+from jaxnet.cluster.addresses import parse_address
+from jaxnet.cluster.environment import Place, find_place
 from jaxnet.errors import InputError
 
 NAMES = [

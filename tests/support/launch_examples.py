@@ -1,51 +1,47 @@
-"""The files of launch/ that launchers make. `PYTHONPATH=.:tests python -m support.launch_examples` writes them anew."""
+"""The files of launch/ that launchers print: the command that prints each stands in the file's header.
 
+`PYTHONPATH=.:tests python -m support.launch_examples` prints them anew.
+"""
+
+import contextlib
+import io
+import re
+import shlex
+import sys
 from pathlib import Path
+from unittest import mock
 
-from jaxnet.operations.launchers.hosts import Host
-from jaxnet.operations.launchers.kubernetes import KubernetesJob, manifest
-from jaxnet.operations.launchers.mpi import MpiJob, mpi_script
-from jaxnet.operations.launchers.sky import SkyJob, sky_task
-from jaxnet.operations.launchers.slurm import SlurmJob, slurm_script
+from jaxnet.cli.main import run
 
 FOLDER = Path(__file__).parents[2] / "launch"
-_SHARED = "/shared/jaxnet"
-_TRAIN = ("train.py", "--config", "configs/digits.py", "--workdir", "runs/digits")
-_HERE = (f"{_SHARED}/.venv/bin/python", *_TRAIN)
-_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+NAMES = ("jobset.yaml", "mpi.sh", "sky.yaml", "slurm.sbatch")
+# `# Printed in FOLDER by:` (without `in FOLDER` where it makes no difference), then the command on lines of its own.
+_HEADER = re.compile(r"# Printed(?: in (?P<folder>\S+))? by:\n(?P<command>(?:#   .*\\\n)*#   .*\n)")
 
 
-def made():
-    """The text of each, by its name."""
-    slurm = SlurmJob(
-        _HERE, _SHARED, _UNBUFFERED, name="digits", nodes=2, gpus_per_process=8, time="4:00:00", requeue=10
-    )
-    mpi = MpiJob(
-        (_HERE[0], "-m", "mpi4py", *_TRAIN, "transport=mpi"),
-        _SHARED,
-        2,
-        _UNBUFFERED,
-        hosts=(Host("node1"), Host("node2")),
-        transport="mpi",
-    )
-    sky = SkyJob(("python3", *_TRAIN), 2, "digits", "A100:8", setup="pip install '.[cuda]'", environment=_UNBUFFERED)
-    pods = KubernetesJob(
-        ("python3", "/opt/jaxnet/train.py", "--config", "/opt/jaxnet/configs/digits.py", "--workdir", "runs/digits"),
-        "registry.example/jaxnet:cuda",
-        2,
-        "jaxnet-work",
-        name="digits",
-        gpus=8,
-        environment=_UNBUFFERED,
-    )
-    return {
-        "slurm.sbatch": slurm_script(slurm),
-        "mpi.sh": mpi_script(mpi),
-        "sky.yaml": sky_task(sky),
-        "jobset.yaml": manifest(pods),
-    }
+def printed(text):
+    """What the command in the header of `text` prints, with that header in its place."""
+    header = _HEADER.search(text)
+    words = shlex.split(header["command"].replace("\\\n#", "").removeprefix("#"))
+    assert Path(words[0]).name == "jaxnet"
+    made = _output(words[1:], Path(header["folder"] or "/"))
+    first, rest = made.split("\n", 1)
+    return f"{first}\n{header[0]}{rest}" if first.startswith("#!") else f"{header[0]}{made}"
+
+
+def _output(arguments, folder):
+    """The output of `jaxnet`, run in `folder` with the Python of its .venv and without variables that travel."""
+    python = str(folder / ".venv/bin/python")
+    with (
+        mock.patch.object(Path, "cwd", return_value=folder),
+        mock.patch.object(sys, "executable", python),
+        mock.patch.dict("os.environ", clear=True),
+        contextlib.redirect_stdout(io.StringIO()) as output,
+    ):
+        assert run(arguments) == 0
+    return output.getvalue()
 
 
 if __name__ == "__main__":
-    for name, text in made().items():
-        (FOLDER / name).write_text(text)
+    for name in NAMES:
+        (FOLDER / name).write_text(printed((FOLDER / name).read_text()))

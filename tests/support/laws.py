@@ -1,4 +1,4 @@
-"""Running a reducer on values that differ by device, and random trees to run it on."""
+"""Run a reducer on values that differ by device, and draw random trees for it."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ PER_DEVICE = P("host", "device")
 
 
 def body(reducer):
-    """The per-device function: drops the leading [1, 1], reduces, puts it back on the state."""
+    """What one device runs: drop the leading [1, 1], reduce, put it back on the state."""
 
     def reduce(values, state):
         local = jax.tree.map(lambda v: v[0, 0], (values, state))
@@ -24,6 +24,7 @@ def body(reducer):
 
 
 def stacked_state(reducer, mesh, values):
+    """The first state of every device, leading dims [hosts, devices]."""
     shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[2:], v.dtype), values)
     state = reducer.init(shapes, mesh.shape)
     dims = tuple(mesh.shape.values())

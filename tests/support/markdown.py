@@ -1,4 +1,4 @@
-"""The code blocks of a Markdown page, and how a Python block is run."""
+"""The code blocks of a Markdown page, and how they are run."""
 
 import re
 import subprocess
@@ -11,6 +11,8 @@ from support.programs import ROOT, clean_environment
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+_FILE = re.compile(r"# (\w+\.py)\n")
+_NEEDED = ("configs", "train.py")  # what programs and commands of a page name, relative to the root
 
 
 class Block(NamedTuple):
@@ -24,6 +26,12 @@ class Block(NamedTuple):
 
     def __str__(self):
         return f"{self.page}:{self.line}"
+
+    @property
+    def file(self):
+        """The name under which readers save a block that begins with the comment `# NAME.py`, or None."""
+        match = _FILE.match(self.text)
+        return match and match[1]
 
 
 def blocks(page, language):
@@ -43,8 +51,18 @@ def _output(text, fence, after):
     return after[2]
 
 
+def as_a_reader(page, folder):
+    """Make `folder` what a reader of the page has: the files of the repository, and those that the page shows."""
+    for name in _NEEDED:
+        (folder / name).symlink_to(ROOT / name)
+    for block in blocks(page, "python"):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+
+
 def run_python(block, folder):
     """Run a block as it stands, in a process of its own on eight emulated devices; what it printed."""
+    as_a_reader(block.page, folder)
     program = folder / "block.py"
     program.write_text(block.text)
     done = subprocess.run(
@@ -59,9 +77,9 @@ def run_python(block, folder):
 
 
 def check_python(block, folder):
-    """Run a block; where a page shows its output, that is what it prints."""
+    """Run a block; the output that a page shows is what it prints last."""
     printed = run_python(block, folder)
-    assert block.output is None or printed == block.output, f"{block} printed:\n{printed}"
+    assert printed.endswith(block.output or ""), f"{block} printed:\n{printed}"
 
 
 def broken_links(page):

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.report import Event, Trace
-from jaxnet.report.trace import read_program
+from jaxnet.report.programs import read_program
 
 WIDTH, LAYERS = 16, 3
 STEPS = 3

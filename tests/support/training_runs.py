@@ -11,9 +11,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxnet.checkpoints import Checkpointer
-from jaxnet.checkpoints import files as manifest
-from jaxnet.checkpoints.files import nested
+from jaxnet.checkpoints import Checkpointer, manifest
+from jaxnet.checkpoints.leaves import nested
 from support.paced_digits import STEPS
 from support.programs import PATIENCE, ROOT, Program, launch
 

@@ -1,4 +1,4 @@
-"""Augmentation is a function of the example's key, and does what it says."""
+"""Augmentation is a function of the example's key, and matches its definition."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Several networks at once: each trains as it would alone."""
+"""An ensemble: each member trains as it would alone."""
 
 import contextlib
 import functools

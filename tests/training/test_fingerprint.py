@@ -60,6 +60,6 @@ def test_the_doctor_finds_it(decode_by, tmp_path):
     versions = _same(Talk(), what)[0]
     assert (versions.check, versions.found) == (
         "same versions",
-        "decoder is 'Pillow' on rank 1, 'simplejpeg and OpenCV' on rank 0",
+        "decoder is 'simplejpeg and OpenCV' on rank 0, 'Pillow' on rank 1",
     )
     assert versions.cure.startswith("install the same there")

@@ -18,7 +18,6 @@ from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.parallel.state import abstract_state
-from jaxnet.training.plan import Plan
 from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
@@ -232,7 +231,7 @@ def test_the_step_holds_the_planned_collectives_and_no_others(name):  # L6
     assert check.ok, check.explain()
     assert not check.extra
     assert len(check.found) == (6 if name == "post_local_sgd" else 3)
-    text = str(Plan(experiment, check))
+    text = str(replace(experiment.plan, check=check))
     assert "the mean of the parameters every 8 steps" in text
     assert "bytes a step in the mean over host" in text
 

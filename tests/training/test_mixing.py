@@ -1,4 +1,4 @@
-"""Mixup and cutmix keep what a batch holds, belong to the pair, and do what they say."""
+"""Mixup and cutmix keep the sums of a batch, depend on the pair alone, and match their definitions."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What is done to every image, in training and in evaluation."""
+"""Normalization and resizing of images, in training and in evaluation."""
 
 import dataclasses
 

@@ -83,4 +83,4 @@ def test_a_run_says_so_once(tmp_path, caplog):
     config = load_config(path, "optimizer.warmup_epochs=1")
     with caplog.at_level(logging.WARNING, logger="jaxnet"):
         train(config, tmp_path / "run", quiet=True)
-    assert [message.partition(":")[0] for message in caplog.messages] == "optimizer.warmup_epochs=1"
+    assert [message.partition(":")[0] for message in caplog.messages] == ["optimizer.warmup_epochs=1"]

@@ -12,7 +12,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from jaxnet.checkpoints import files as manifest
+from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from jaxnet.training.loop import Loop

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from jaxnet import comm
-from jaxnet.models.model import network_options
+from jaxnet.models import network_options
 from support import tiny
 
 EXACT = [name for name, make in comm.STRATEGIES.items() if make().reducer and make().exact]

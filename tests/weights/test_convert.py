@@ -13,8 +13,9 @@ from jax import lax
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.weights import Target, convert, target_of
-from jaxnet.weights.convert import Misfit, converted, tensor_name, torch_shape
+from jaxnet.weights.convert import Misfit, convert_tensor, torch_shape
 from jaxnet.weights.files import WeightsMetadata, write_variables
+from jaxnet.weights.names import tensor_name
 
 IMAGE = (6, 5, 4)  # height, width and channels differ, so that no two are confused
 
@@ -184,8 +185,8 @@ def test_auxiliary_heads_of_one_side_alone_are_left_out():
 
 def test_a_kernel_of_other_dims_does_not_fit():
     target = Target({"params/fc/kernel": (4, 3), "params/conv/kernel": (1, 1, 4, 3)}, frozenset(), {})
-    assert converted(np.zeros((3, 2, 2)), "params/fc/kernel", target) is None
-    assert converted(np.zeros((3, 4)), "params/conv/kernel", target) is None
+    assert convert_tensor(np.zeros((3, 2, 2)), "params/fc/kernel", target) is None
+    assert convert_tensor(np.zeros((3, 4)), "params/conv/kernel", target) is None
 
 
 def test_maps_are_found_behind_a_cast_and_under_any_name():

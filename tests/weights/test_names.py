@@ -5,7 +5,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from jaxnet.models.zoo import ZOO
-from jaxnet.weights.convert import common_name, is_auxiliary, tensor_name, variable_name
+from jaxnet.weights.names import common_name, is_auxiliary, tensor_name, variable_name
 
 EXAMPLES = {
     ("features.0.weight", 4): "params/features_0/kernel",

@@ -1,15 +1,24 @@
-"""Photos as training input: decoding, random crops, and the sources that do both when an example is asked for.
+"""Photos as training input: decoded, cropped and resized when an example is asked for.
 
-crops     which part of a photo            views    that part as pixels, for training and for evaluation
-decoding  bytes to pixels                  records  the photos on disk, and which of them are damaged
-distort   RandAugment, colour jitter       source   all of it behind the protocol of `jaxnet.data.source`
+- `Photos`, `ImageNet`: the data sets that a config names (`datasets`).
+- `TrainingPhotos`, `EvaluationPhotos`: sources of decoded examples, with an account of damaged records (`source`).
+- `TrainingView`, `EvaluationView`: the part of a photo that a model sees (`views`, with the boxes of `crops`).
+- `RandAugment`, `ColourJitter`: random changes of shape and colour, off by default (`distort`).
+- `decoding`: from encoded bytes to pixels, by the fastest decoder that is installed.
 """
 
-from jaxnet.data.photos.datasets import ImageNet as ImageNet
-from jaxnet.data.photos.datasets import Photos as Photos
-from jaxnet.data.photos.distort import ColourJitter as ColourJitter
-from jaxnet.data.photos.distort import RandAugment as RandAugment
-from jaxnet.data.photos.source import EvaluationPhotos as EvaluationPhotos
-from jaxnet.data.photos.source import TrainingPhotos as TrainingPhotos
-from jaxnet.data.photos.views import EvaluationView as EvaluationView
-from jaxnet.data.photos.views import TrainingView as TrainingView
+from jaxnet.data.photos.datasets import ImageNet, Photos
+from jaxnet.data.photos.distort import ColourJitter, RandAugment
+from jaxnet.data.photos.source import EvaluationPhotos, TrainingPhotos
+from jaxnet.data.photos.views import EvaluationView, TrainingView
+
+__all__ = [
+    "ColourJitter",
+    "EvaluationPhotos",
+    "EvaluationView",
+    "ImageNet",
+    "Photos",
+    "RandAugment",
+    "TrainingPhotos",
+    "TrainingView",
+]

@@ -1,4 +1,4 @@
-"""Which part of a photo is taken: boxes in pixels, no pixels touched."""
+"""Choose the part of a photo to crop: boxes in pixels, without touching the pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TRIES = 10
 
 
 class Box(NamedTuple):
-    """A part of an image, in whole pixels."""
+    """A rectangle in an image, in whole pixels."""
 
     top: int
     left: int
@@ -19,15 +19,15 @@ class Box(NamedTuple):
     width: int
 
 
-Choose = Callable[[int, int], Box]  # (height, width) of an image to a part of it
+ChooseBox = Callable[[int, int], Box]  # from the (height, width) of an image to a box in it
 
 
 def random_box(random: Random, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]) -> Box:
     """Draw the box of a random-resized crop (Szegedy et al., 2014), as torchvision's RandomResizedCrop does.
 
-    The area is uniform in `area`, as a part of the image's; the ratio of width to height is log-uniform in
-    `ratio`. A box that does not fit is drawn again; after ten of them it is the largest in the centre whose
-    ratio is in the range.
+    The area is uniform in `area`, as a fraction of the image's; the ratio of width to height is log-uniform in
+    `ratio`. A box that does not fit is drawn again; after ten tries it is the largest centred box whose ratio is in
+    the range.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):
@@ -59,5 +59,5 @@ def short_side(height: int, width: int, to: int) -> tuple[int, int]:
 
 
 def centre_box(height: int, width: int, size: int) -> Box:
-    """Return the square of side `size` in the centre, rounded as torchvision's CenterCrop does it."""
+    """Return the square of side `size` in the centre, rounded as torchvision's CenterCrop rounds."""
     return Box(round((height - size) / 2), round((width - size) / 2), size, size)

@@ -1,4 +1,4 @@
-"""Data sets of photos of any size, as a config names them."""
+"""The data sets of photos that a config names: `Photos` of any kind, and `ImageNet`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Photos:
-    """Any data set that TFDS has prepared as ArrayRecord, with encoded images of any sizes; nothing is downloaded.
+    """Any data set that TFDS has prepared as ArrayRecord, with encoded images of any sizes. Nothing is downloaded.
 
     Attributes:
-        name: as TFDS writes it: 'imagenet2012', 'name/config' or 'name:1.2.3'.
+        name: in TFDS's notation: 'imagenet2012', 'name/config' or 'name:1.2.3'.
         data_dir: where the prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
         size: side of a training image in pixels.
         test_size: side of a test image.
-        test_resize: the shorter side of a test photo is brought to this before its centre is cut out.
-        view: what training sees of a photo, see `TrainingView`. It flips, so `augmentation.flip` need not.
-        train_split: what 'train' is, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
-        test_split: what 'test' is.
+        test_resize: the shorter side of a test photo is resized to this before its centre is cut out.
+        view: what training sees of a photo, see `TrainingView`. It flips, so `augmentation.flip` is not needed.
+        train_split: the split that 'train' opens, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
+        test_split: the split that 'test' opens.
         image_key: the feature that is the image.
         label_key: the feature that is the label: a ClassLabel.
-        max_damaged: so many damaged records each process may meet and replace by others; one more is an error.
-        threads: that read and decode; each holds a batch in memory. None: one for each core of this process.
+        max_damaged: how many damaged records each process may replace by others; one more is an error.
+        threads: how many threads read and decode; each holds a batch in memory. None: one for each core of this
+            process.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Photos:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        EvaluationView(self.test_size, self.test_resize)  # refuses what cannot be
+        EvaluationView(self.test_size, self.test_resize)  # checks the two sizes
         for name, least in {"size": 1, "max_damaged": 0, "threads": 1}.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -59,14 +60,14 @@ class Photos:
 
     @property
     def decoder(self) -> str:
-        """What decodes training photos here: it depends on what is installed, and pixels depend a little on it."""
+        """The decoder of training photos: it depends on the installed packages, and pixels depend on it a little."""
         return best_decoder().name
 
     def load(self, split: str) -> Source:
         """Open the split 'train' or 'test'.
 
         Raises:
-            InputError: it is not there, or not in this form; the message says how to get it.
+            InputError: it is absent or has another form; the message says how to get it.
         """
         require_split(split)
         builder = find_builder(self.name, data_directory(self.data_dir))
@@ -105,7 +106,7 @@ class Photos:
 class ImageNet(Photos):
     """ImageNet of the ILSVRC challenge of 2012: 1,281,167 photos for training and 50,000 for testing, 1000 classes.
 
-    Read from TFDS's `imagenet2012`, which `jaxnet data prepare imagenet2012` makes from the official archives.
+    Read from TFDS's `imagenet2012`; `jaxnet data prepare imagenet2012` makes it from the official archives.
     """
 
     name: str = "imagenet2012"
@@ -123,7 +124,7 @@ def _require_files(builder: tfds.core.DatasetBuilder, origin: str) -> None:
 
 
 def _checked(source: EvaluationPhotos | TrainingPhotos) -> Source:
-    """Find files that are missing or cut short now, and not in training."""
+    """Read one record, so that missing or truncated files are found now and not in the middle of training."""
     try:
         source.records.read(0)
     except DamagedImage as error:

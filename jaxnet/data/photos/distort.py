@@ -1,7 +1,7 @@
-"""Random changes to the colours and the shape of a training image, on the host, by Pillow: both are off by default.
+"""Random changes to the colours and shape of a training image, on the host, by Pillow. Off by default.
 
-The operations, their ranges and their order of draws are those that torchvision documents for RandAugment and
-ColorJitter; the random numbers are ours.
+The operations, their ranges and the order of draws are those that torchvision documents for RandAugment and
+ColorJitter; only the random numbers differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxnet.errors import InputError
 
 Picture = Image.Image
 _STRONGEST = 30  # magnitudes are 0 .. 30
-_TRANSLATE = 150 / 331  # of the width, at the greatest magnitude (Cubuk et al., 2019)
+_TRANSLATE = 150 / 331  # fraction of the width at the largest magnitude (Cubuk et al., 2019)
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class ColourJitter:
     """Change brightness, contrast, saturation and hue, in random order.
 
     Attributes:
-        brightness: factor drawn from 1 - brightness .. 1 + brightness; 0: leave it.
-        contrast: the same.
-        saturation: the same.
-        hue: shift drawn from -hue .. hue, as a part of the circle; at most 0.5.
+        brightness: the factor is drawn from 1 - brightness .. 1 + brightness; 0: no change.
+        contrast: the same for contrast.
+        saturation: the same for saturation.
+        hue: the shift is drawn from -hue .. hue, as a fraction of the circle; at most 0.5.
     """
 
     brightness: float = 0.0
@@ -62,11 +62,11 @@ class RandAugment:
 
     They are identity, shear in x and y (up to 0.3), translation in x and y (up to 150/331 of the side), rotation
     (up to 30 degrees), brightness, colour, contrast and sharpness (factors 1 -+ 0.9), posterize (8 to 4 bits),
-    solarize (threshold 255 to 0), autocontrast, equalize. What comes in from outside is black.
+    solarize (threshold 255 to 0), autocontrast, equalize. Pixels from outside the image are black.
 
     Attributes:
         operations: how many are applied to an image; 0: none.
-        magnitude: how strongly, from 0 to 30.
+        magnitude: their strength, from 0 to 30.
     """
 
     operations: int = 0
@@ -96,7 +96,7 @@ def _enhance(enhance: Callable[[Picture], ImageEnhance._Enhance]) -> Callable[[P
     return lambda picture, strength, sign: enhance(picture).enhance(1 + 0.9 * strength * sign)
 
 
-# Each takes an image, how strongly from 0 to 1, and a sign.
+# Each takes an image, a strength from 0 to 1, and a sign.
 OPERATIONS: tuple[Callable[[Picture, float, int], Picture], ...] = (
     lambda p, strength, sign: p,
     lambda p, strength, sign: _affine(p, 1, 0.3 * strength * sign, 0, 0, 1, 0),
@@ -122,14 +122,14 @@ def _enhancer(enhance: Callable[[Picture], ImageEnhance._Enhance], factor: float
 def _hue_shifter(by: int) -> Callable[[Picture], Picture]:
     def shift(picture: Picture) -> Picture:
         hue, saturation, value = picture.convert("HSV").split()
-        turned = Image.fromarray(np.asarray(hue) + np.uint8(by % 256))  # round the circle
+        turned = Image.fromarray(np.asarray(hue) + np.uint8(by % 256))  # uint8 wraps round the hue circle
         return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
 
     return shift if by else lambda picture: picture
 
 
 def _factor(random: Random, by: float) -> float:
-    """Uniform in `[max(0, 1 - by), 1 + by]`, as on the device and in torchvision; 1 for by = 0."""
+    """Draw a factor uniform in `[max(0, 1 - by), 1 + by]`, as `tasks.augmentation` and torchvision do."""
     if by <= 1:
         return 1 + by * _signed(random)
     return (1 + by) * random.random()

@@ -11,20 +11,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxnet.data.batches import mixed
+from jaxnet.data.batches import mix_bits
 from jaxnet.data.photos.decoding import DamagedImage
 from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.data.source import require_labels
 from jaxnet.errors import InputError, one_line
 
-# ---- The encoded photos of one split, and the account of those that are damaged -----------------------
-
+# ---- Encoded photos -------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 
 
 class ExampleReader(Protocol):
-    """What is needed of examples: how many there are, and each by its index."""
+    """What `PhotoRecords` needs of examples: how many there are, and each by its index."""
 
     def __len__(self) -> int: ...
 
@@ -32,32 +31,32 @@ class ExampleReader(Protocol):
 
 
 def read_example(records: ExampleReader, row: int) -> dict[str, Any]:
-    """An example; DamagedImage if it cannot be read. Large ones are read faster one at a time than many together."""
+    """Return an example; DamagedImage if it cannot be read. Large ones read faster one at a time than together."""
     try:
         return records[row]
-    except (RuntimeError, OSError, ValueError, IndexError) as error:  # as ArrayRecord and the parser raise them
+    except (RuntimeError, OSError, ValueError, IndexError) as error:  # those of ArrayRecord and of the parser
         raise DamagedImage(one_line(error)) from error
 
 
 def file_name(example: Mapping[str, Any]) -> str:
-    """Its name, where the data set has names; else nothing."""
+    """Return the file name of an example; "" if the data set has none."""
     name: bytes = example.get("file_name", b"")
     return name.decode(errors="replace")
 
 
 @dataclass(frozen=True, eq=False)
 class PhotoRecords:
-    """Reads the photos of one split; safe in many threads.
+    """The encoded photos of one split, with an account of the damaged ones; safe in many threads.
 
     Attributes:
-        records: their images are encoded.
+        records: the examples.
         num_classes: labels are 0 .. num_classes - 1.
-        image_key: of an example.
-        label_key: of an example.
-        origin: what to call the data set when a record turns out to be damaged.
-        max_damaged: so many damaged records may be found; one more is an error.
-        damaged: the row of each damaged record found so far, and why.
-        class_names: one a class, if the data set has them.
+        image_key: the feature that is the encoded image.
+        label_key: the feature that is the label.
+        origin: the name of the data set in errors and warnings.
+        max_damaged: how many damaged records may be found; one more is an error.
+        damaged: the row of each damaged record found so far, and the reason.
+        class_names: one per class, if the data set has them.
     """
 
     records: ExampleReader
@@ -74,17 +73,17 @@ class PhotoRecords:
         return len(self.records)
 
     def read(self, row: int) -> tuple[bytes, int, str]:
-        """Return the encoded image, the label and the name of an example; Damaged if it cannot be read.
+        """Return the encoded image, the label and the file name of an example.
 
-        InputError if the label is none of a class.
+        Raises DamagedImage if it cannot be read, InputError if the label is not a class.
         """
         example = read_example(self.records, row)
         label = int(example[self.label_key])
         require_labels(np.array(label), self.num_classes, f"record {row} of {self.origin}")
         return example[self.image_key], label, file_name(example)
 
-    def note(self, row: int, name: str, reason: DamagedImage) -> None:
-        """Enter a damaged record in the account, and warn once; InputError if there are too many."""
+    def record_damage(self, row: int, name: str, reason: DamagedImage) -> None:
+        """Record that `row` is damaged, and warn once; InputError if there are too many."""
         with self._lock:
             new = row not in self.damaged
             self.damaged[row] = str(reason)
@@ -99,9 +98,12 @@ class PhotoRecords:
             _log.warning("%s is damaged: %s; another example takes its place (%d so far)", which, reason, count)
 
 
+# ---- Sources --------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class _Photos:
-    """What is the same of photos however they are seen."""
+    """What both sources share."""
 
     records: PhotoRecords
 
@@ -118,7 +120,7 @@ class _Photos:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationPhotos(_Photos):
-    """Photos as evaluation sees them: no randomness, and every one of them, so a damaged one is an error."""
+    """Photos as evaluation sees them: no randomness, and every example counts, so a damaged one is an error."""
 
     view: EvaluationView
     threads: int = 1
@@ -130,7 +132,7 @@ class EvaluationPhotos(_Photos):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One a class, if the data set has them."""
+        """One per class, if the data set has them."""
         return self.records.class_names
 
     @property
@@ -156,10 +158,10 @@ class EvaluationPhotos(_Photos):
 
 @dataclass(frozen=True, eq=False)
 class TrainingPhotos(_Photos):
-    """Photos as training sees them: each a random part, which one 64-bit draw decides.
+    """Photos as training sees them: a random part of each, which one 64-bit draw decides.
 
-    A damaged record is replaced by another example, which the draw decides too: the same one on any number of
-    processes. `damaged` counts them.
+    A damaged record is replaced by another example. The draw decides that too, so it is the same one on any number
+    of processes.
     """
 
     view: TrainingView
@@ -173,20 +175,20 @@ class TrainingPhotos(_Photos):
 
     @property
     def damaged(self) -> dict[int, str]:
-        """The rows of the damaged records that this process has met so far, and why they are damaged."""
+        """The rows of the damaged records that this process has met so far, and the reasons."""
         return self.records.damaged
 
     def at_size(self, size: int) -> TrainingPhotos:
-        """Return the same photos in another size; the account of the damaged ones is shared."""
+        """Return the same photos at another size; both share the account of damaged records."""
         return dataclasses.replace(self, size=size)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the part in the centre of these examples, without randomness."""
-        view = EvaluationView(self.size, -(-self.size * 8 // 7))  # 224 of 256, and the same in other sizes
+        """Return the centre of these examples, without randomness."""
+        view = EvaluationView(self.size, -(-self.size * 8 // 7))  # 224 of 256, and that ratio at other sizes
         return EvaluationPhotos(self.records, view).rows(indices)
 
     def random_rows(self, indices: np.ndarray, draws: np.ndarray) -> dict[str, np.ndarray]:
-        """Read, decode and crop these examples, as the draws say; 'id' is the row of what is given."""
+        """Read, decode and crop these examples as the draws decide; 'id' holds the rows that were really given."""
         image, label = _empty(len(indices), self.image_shape)
         given = np.empty(len(indices), np.int32)
         for place, (row, draw) in enumerate(zip(indices.tolist(), draws.tolist(), strict=True)):
@@ -200,13 +202,13 @@ class TrainingPhotos(_Photos):
                 data, label, name = self.records.read(candidate)
                 return self.view(data, draw, self.size), label, candidate
             except DamagedImage as error:
-                self.records.note(candidate, name, error)
+                self.records.record_damage(candidate, name, error)
         raise AssertionError("there is always another candidate")
 
     def _candidates(self, row: int, draw: int) -> Iterator[int]:
-        while True:  # `note` ends it when every record is damaged
+        while True:  # `record_damage` ends it when every record is damaged
             yield row
-            draw = mixed(draw)
+            draw = mix_bits(draw)
             row = draw % self.num_examples
 
 

@@ -1,4 +1,4 @@
-"""What a model sees of a photo: a random part in training, always the same part in evaluation."""
+"""The part of a photo that a model sees: a random one in training, always the same one in evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from jaxnet.data.photos.crops import Box, centre_box, random_box, short_side
-from jaxnet.data.photos.decoding import best_decoder, opened
+from jaxnet.data.photos.decoding import best_decoder, open_image
 from jaxnet.data.photos.distort import ColourJitter, RandAugment
 from jaxnet.data.source import to_mode
 from jaxnet.errors import InputError
@@ -17,11 +17,11 @@ from jaxnet.errors import InputError
 
 @dataclass(frozen=True)
 class TrainingView:
-    """Random-resized crop and flip, then what else is asked for. The order: crop, flip, RandAugment, jitter.
+    """What training sees of a photo: random-resized crop, flip, RandAugment, colour jitter, in this order.
 
     Attributes:
-        area: of the crop, least and most, as a part of the photo.
-        ratio: of the crop's width to its height, least and most.
+        area: smallest and largest area of the crop, as a fraction of the photo.
+        ratio: smallest and largest ratio of the crop's width to its height.
         flip: mirror left and right with probability 1/2.
         randaugment: see `RandAugment`; off by default.
         jitter: see `ColourJitter`; off by default.
@@ -35,19 +35,23 @@ class TrainingView:
 
     def __post_init__(self) -> None:
         if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise InputError(f"area must be two parts of 1, the least first, got {self.area}")
+            raise InputError(f"area must be two fractions of 1, the smaller first, got {self.area}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise InputError(f"ratio must be two numbers above 0, the least first, got {self.ratio}")
+            raise InputError(f"ratio must be two numbers above 0, the smaller first, got {self.ratio}")
 
     def __call__(self, data: bytes, draw: int, size: int) -> np.ndarray:
-        """Return the view that the 64 bits of `draw` say: uint8 [size, size, 3]; Damaged if it cannot be decoded."""
-        # Python promises that random() of a given seed never changes.
+        """Return the view that the 64 bits of `draw` decide: uint8 [size, size, 3].
+
+        Raises DamagedImage if `data` cannot be decoded.
+        """
+        # Use random() alone: Python promises that its stream for a given seed never changes.
         random = Random(draw)
         mirror = self.flip and random.random() < 0.5
         seed = int(random.random() * 2**53)
 
         def choose(height: int, width: int) -> Box:
-            return random_box(Random(seed), height, width, self.area, self.ratio)  # the same if it is called again
+            # A fresh generator: a decoder that hands over to Pillow calls this twice, and must get the same box.
+            return random_box(Random(seed), height, width, self.area, self.ratio)
 
         decoder = best_decoder()
         pixels = decoder.decode(data, choose, size)
@@ -64,10 +68,10 @@ class TrainingView:
 
 @dataclass(frozen=True)
 class EvaluationView:
-    """The part in the centre: what published accuracies are measured with.
+    """What evaluation sees of a photo: the centre, as published accuracies are measured.
 
-    By Pillow, whatever else is installed: the shorter side is brought to `resize` by antialiased bilinear
-    interpolation, then the square of side `size` in the centre is taken.
+    Always by Pillow: the shorter side is resized to `resize` by antialiased bilinear interpolation, then the square of
+    side `size` in the centre is cut out.
     """
 
     size: int
@@ -78,13 +82,13 @@ class EvaluationView:
             raise InputError(f"the size {self.size} of a test image must be 1 .. test_resize={self.resize}")
 
     def __call__(self, data: bytes) -> np.ndarray:
-        """Return the view: uint8 [size, size, 3]; Damaged if it cannot be decoded."""
-        with opened(data) as picture:
-            return np.asarray(centred(to_mode(picture, "RGB"), self.size, self.resize))
+        """Return the view: uint8 [size, size, 3]; DamagedImage if it cannot be decoded."""
+        with open_image(data) as picture:
+            return np.asarray(centre_crop(to_mode(picture, "RGB"), self.size, self.resize))
 
 
-def centred(picture: Image.Image, size: int, resize: int) -> Image.Image:
-    """The square of side `size` in the centre, once the shorter side has been brought to `resize`."""
+def centre_crop(picture: Image.Image, size: int, resize: int) -> Image.Image:
+    """Resize the shorter side to `resize`, then return the square of side `size` in the centre."""
     height, width = short_side(picture.height, picture.width, resize)
     resized = picture.resize((width, height), Image.Resampling.BILINEAR)
     top, left, _, _ = centre_box(height, width, size)

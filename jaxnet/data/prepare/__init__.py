@@ -1,12 +1,13 @@
-"""Data sets made ready for TFDS without TensorFlow: once, before training.
+"""Prepare data sets for TFDS without TensorFlow: once, before training.
 
-tars      where each image lies in the official archives       shards    one file of the result, whole or not there
-images    which are damaged, which have to be converted        imagenet  all of it: resumable, by many processes
-verify    reads a prepared data set back                       watch     what is told on the way
+- `prepare_imagenet`: from the official archives to TFDS's `imagenet2012`; returns `Prepared`. It uses `tars` (where
+  each image lies in the archives) and `shards` (one file of the result: whole, or not there).
+- `verify`: reads a prepared data set back; returns `Verified`.
+- `PrepareListener`: is told how far the work is.
 """
 
-from jaxnet.data.prepare.imagenet import Prepared as Prepared
-from jaxnet.data.prepare.imagenet import prepare_imagenet as prepare_imagenet
-from jaxnet.data.prepare.verify import PrepareListener as PrepareListener
-from jaxnet.data.prepare.verify import Verified as Verified
-from jaxnet.data.prepare.verify import verify as verify
+from jaxnet.data.prepare.imagenet import Prepared, prepare_imagenet
+from jaxnet.data.prepare.shards import PrepareListener
+from jaxnet.data.prepare.verify import Verified, verify
+
+__all__ = ["PrepareListener", "Prepared", "Verified", "prepare_imagenet", "verify"]

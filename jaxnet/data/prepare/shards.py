@@ -1,7 +1,11 @@
-"""One shard of a data set: a file that is either whole or not there, with a report beside it.
+"""Write one shard of a data set: a file that is either complete or absent, with a report beside it.
 
-What is in a shard is decided by the archive alone. It is written under a name of its own and renamed when it is
-whole, so any number of processes may write the same one, and may be killed at any time.
+The archive alone decides what is in a shard, so any number of processes may write the same one, on any hosts, and
+each may be killed at any time:
+
+1. The records go into a file of this process's own in `scratch/`. A kill leaves it there, and nobody reads it.
+2. The report is renamed into `reports/`, before the shard, so every visible shard has a report.
+3. The shard is flushed and renamed into `shards/`. If two processes wrote it, the second replaces equal bytes.
 """
 
 from __future__ import annotations
@@ -20,32 +24,45 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from jaxnet.data.photos.decoding import DamagedImage, opened
+from jaxnet.data.photos.decoding import DamagedImage, open_image
 from jaxnet.data.source import to_mode
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, one_line
 
-# ---- One image of an archive: whether it is whole, and in the one form that every reader expects ------
+
+class PrepareListener:
+    """Is told how far long work is; this one ignores it, subclasses show it."""
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Start a phase: `what` has `total` images, of which `done` are finished already. The phase before is over."""
+
+    def advance(self, images: int) -> None:
+        """Count this many more images as finished."""
+
+    def say(self, line: str) -> None:
+        """Show a line to the person who waits."""
+
+
+# ---- Check one image ------------------------------------------------------------------------------------
 #
-# ImageNet calls all its files JPEG, but 22 are CMYK and one is a PNG. Those become RGB JPEGs of the best quality,
-# as TFDS makes of them; whatever is a grey or a colour JPEG stays as it is, byte for byte. Nothing here depends on
-# which decoders are installed, so the result is the same everywhere with one version of Pillow.
+# ImageNet calls all its files JPEG, but 22 are CMYK and one is a PNG. Those become RGB JPEGs of the best quality, as
+# TFDS does; grey and colour JPEGs stay as they are, byte for byte. Nothing here depends on the installed decoders, so
+# the result is the same everywhere with one version of Pillow.
 
-
-_SMALLEST = 8  # libjpeg decodes at 1/8 in half the time; all of the data is read nevertheless
+_SHRINK = 8  # libjpeg decodes at 1/8 in half the time, and still reads all of the data
 
 
 class Checked(NamedTuple):
-    """An image that can be decoded: its file, and what it was converted from, if it was."""
+    """An image that can be decoded: its file, and the format that it was converted from, if it was."""
 
     data: bytes
     was: str | None = None
 
 
 def check_image(data: bytes) -> Checked:
-    """Decode an image, and convert it if need be; Damaged if that fails."""
-    with opened(data) as picture:
+    """Decode an image, and convert it if necessary; DamagedImage if that fails."""
+    with open_image(data) as picture:
         if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
-            picture.draft(picture.mode, (max(1, picture.width // _SMALLEST), max(1, picture.height // _SMALLEST)))
+            picture.draft(picture.mode, (max(1, picture.width // _SHRINK), max(1, picture.height // _SHRINK)))
             picture.load()
             return Checked(data)
         was = f"{picture.mode} {picture.format}"
@@ -58,12 +75,14 @@ def _jpeg(picture: Image.Image) -> bytes:
     return file.getvalue()
 
 
-Encode = Callable[[bytes, int, str], bytes]  # an image's file, label and name, as a record
-_AT_ONCE = 128  # images in memory: some 14 MB of ImageNet's
+# ---- Write a shard --------------------------------------------------------------------------------------
+
+Encode = Callable[[bytes, int, str], bytes]  # from an image's file, label and name to a record
+_AT_ONCE = 128  # images in memory: about 14 MB of ImageNet
 
 
 class ShardTask(NamedTuple):
-    """A shard to be written: its file's name, and which pieces of which archive it holds."""
+    """A shard to write: the name of its file, and the pieces of an archive that it holds."""
 
     name: str
     archive: Path
@@ -71,7 +90,7 @@ class ShardTask(NamedTuple):
 
 
 class ShardReport(NamedTuple):
-    """What is in a shard: how many records and bytes; which images were damaged or converted, and how."""
+    """The content of a shard: the number of records and bytes; the damaged and converted images, with reasons."""
 
     examples: int
     bytes: int
@@ -80,7 +99,7 @@ class ShardReport(NamedTuple):
 
 
 def is_written(work: Path, task: ShardTask) -> bool:
-    """Say whether a shard is there."""
+    """Return whether a shard is there."""
     return (work / "shards" / task.name).exists()
 
 
@@ -104,18 +123,18 @@ def write_shard(
         _check(own, report.examples)
         with scratch(work) as note:
             note.write_text(json.dumps(report._asdict()))
-            place(note, work / "reports" / task.name)
-        place(own, work / "shards" / task.name)
+            move_into_place(note, work / "reports" / task.name)
+        move_into_place(own, work / "shards" / task.name)
 
 
 def read_report(work: Path, task: ShardTask) -> ShardReport:
-    """Return the report of a shard that is written."""
+    """Return the report of a written shard."""
     return ShardReport(**json.loads((work / "reports" / task.name).read_text()))
 
 
 @contextmanager
 def scratch(work: Path) -> Iterator[Path]:
-    """Give the path of a file that nobody else has, which is removed if it is still there in the end."""
+    """Yield a path that no other process uses; the file is removed at the end if it is still there."""
     path = work / "scratch" / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         yield path
@@ -123,8 +142,8 @@ def scratch(work: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def place(path: Path, target: Path) -> None:
-    """Give a finished file its name; it is on the disk before that."""
+def move_into_place(path: Path, target: Path) -> None:
+    """Flush a finished file to the disk, then rename it to `target`."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     path.replace(target)
@@ -143,7 +162,7 @@ def _images(task: ShardTask, pool: ThreadPoolExecutor) -> Iterator[tuple[str, in
             except DamagedImage as error:
                 return error
 
-        for start in range(0, len(task.entries), _AT_ONCE):  # a pool would read the whole shard ahead
+        for start in range(0, len(task.entries), _AT_ONCE):  # in pieces: `pool.map` would read the whole shard ahead
             entries = task.entries[start : start + _AT_ONCE]
             for entry, result in zip(entries, pool.map(image, entries), strict=True):
                 yield entry["name"].decode(), int(entry["label"]), result
@@ -176,6 +195,6 @@ def _writing(name: str, work: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError is ArrayRecord's
         raise InputError(
-            f"{name} cannot be written in {work}: {' '.join(str(error).split())}. Mend that and start again: it goes "
-            "on with this shard"
+            f"{name} cannot be written in {work}: {one_line(error)}. Fix that and start again: it goes on with this "
+            "shard"
         ) from error

@@ -1,6 +1,6 @@
-"""Where each image lies in the official archives of ImageNet, and what its label is.
+"""Find where each image lies in the official archives of ImageNet, and its label.
 
-The archives are not compressed, so an image is a piece of the file: it is read from there, and nothing is unpacked.
+The archives are not compressed, so an image is a piece of the file, (offset, size), and nothing needs unpacking.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def index_train(path: Path, synsets: list[str], advance: Advance) -> np.ndarray:
 
     Args:
         path: the archive.
-        synsets: the names of the classes; a class's place is its label.
+        synsets: the names of the classes in the order of their labels.
         advance: called with the number of images found since the last call.
 
     Raises:
-        InputError: it is not there, or not this archive, or cut short.
+        InputError: it is absent, another archive, or truncated.
     """
     labels = {synset: label for label, synset in enumerate(synsets)}
     classes = []
@@ -62,7 +62,7 @@ def _index_class(file: IO[bytes], outer: tarfile.TarInfo, path: Path, label: int
 
 
 def index_validation(path: Path, labels: list[int], advance: Advance) -> np.ndarray:
-    """Find the images in the validation archive: ENTRY [n]; `labels` are those of the images 1, 2, 3, ..."""
+    """Find the images in the validation archive: ENTRY [n]; `labels` holds those of the images 1, 2, 3, ..."""
     rows = []
     with _opened(path) as file:
         for image in _members(file, path):
@@ -75,7 +75,7 @@ def index_validation(path: Path, labels: list[int], advance: Advance) -> np.ndar
 
 
 def fingerprint(paths: list[Path], *details: object) -> str:
-    """Return what changes when an archive is replaced by another, or a detail: from the archives' sizes and times."""
+    """Return a digest of the sizes and times of the archives, and of `details`: it changes when one is replaced."""
     stats = []
     for path in paths:
         with _opened(path) as file:
@@ -105,7 +105,7 @@ def _members(file: IO[bytes] | _Part, path: Path) -> Iterator[tarfile.TarInfo]:
                 yield member
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                # tarfile takes what it cannot read for the end.
+                # tarfile takes a header that it cannot read for the end of the archive.
                 raise tarfile.ReadError(f"bad header at byte {tar.offset}")
     except (tarfile.TarError, OSError) as error:
         raise InputError(f"{path} is not a whole tar archive: {error}; {_SOURCE}") from error
@@ -128,7 +128,7 @@ def _checked(pieces: list[np.ndarray], path: Path) -> np.ndarray:
 
 
 class _Part(io.RawIOBase):
-    """A piece of a file, as a file."""
+    """A piece of a file, as a file: the inner tar of a class, read in place."""
 
     def __init__(self, file: IO[bytes], start: int, size: int) -> None:
         self._file, self._start, self._size, self._at = file, start, size, 0

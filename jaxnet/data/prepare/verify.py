@@ -1,4 +1,4 @@
-"""Reads a prepared data set back, every record of it."""
+"""Read every record of a prepared data set back, and name the damaged ones."""
 
 from __future__ import annotations
 
@@ -8,39 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxnet.data.photos.decoding import DamagedImage, opened, quiet_pillow
+from jaxnet.data.photos.decoding import DamagedImage, open_image, quiet_pillow
 from jaxnet.data.photos.source import file_name, read_example
+from jaxnet.data.prepare.shards import PrepareListener
 from jaxnet.data.tfds import data_directory, find_builder, open_examples, require_prepared
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
-# ---- What long work tells whoever waits for it --------------------------------------------------------
-
-
-class PrepareListener:
-    """Told how far the work is; this one keeps it to itself."""
-
-    def begin(self, what: str, total: int, done: int = 0) -> None:
-        """`what` has `total` images, and `done` of them are finished already; the last piece of work has ended."""
-
-    def advance(self, images: int) -> None:
-        """So many more are finished."""
-
-    def say(self, line: str) -> None:
-        """Something that one should know."""
-
-
 _CHUNK = 1024  # records handed to the threads at once
 
 
 class Verified(NamedTuple):
-    """What was found.
+    """The result of `verify`.
 
     Attributes:
-        directory: of the data set.
-        examples: of each split, the damaged ones included.
-        damaged: 'split/record' with its file's name if it has one, and what is wrong.
+        directory: where the data set is.
+        examples: how many each split has, the damaged ones included.
+        damaged: for each damaged record 'split/record', with its file's name if it has one, what is wrong.
     """
 
     directory: Path
@@ -51,7 +36,13 @@ class Verified(NamedTuple):
 def verify(
     name: str, data_dir: str | None = None, *, threads: int | None = None, watch: PrepareListener | None = None
 ) -> Verified:
-    """Read and decode every image of every split of a data set that TFDS has prepared, and look at its labels.
+    """Read and decode every image of every split of a data set that TFDS has prepared, and check the labels.
+
+    Args:
+        name: in TFDS's notation, such as 'imagenet2012'.
+        data_dir: where prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        threads: how many threads decode; None: one for each core.
+        watch: is told how far the work is.
 
     Raises:
         InputError: it is not prepared, or not with random access.
@@ -90,7 +81,7 @@ def _checker(builder: tfds.core.DatasetBuilder, split: str) -> Callable[[int], t
             example = read_example(records, row)
             name = f" ({file_name(example)})" if named else ""
             for key in images:
-                with opened(example[key]) as picture:
+                with open_image(example[key]) as picture:
                     picture.load()
             for key, classes in labels.items():
                 if not 0 <= example[key] < classes:

@@ -1,1 +1,1 @@
-"""Checks of hosts, links and devices before the first step."""
+"""Find what would stop or spoil a run on these hosts, before its first step."""

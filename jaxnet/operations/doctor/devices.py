@@ -1,4 +1,4 @@
-"""The devices of all ranks, and a sum over them by the way that gradients go: JAX's own collectives."""
+"""Check the devices of all ranks, and sum over them with JAX's own collectives, as gradients are summed."""
 
 import statistics
 import time
@@ -10,21 +10,24 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnet.errors import one_line
-from jaxnet.operations.doctor.finding import Finding, Talk, TimedOut, check_same, failed, ok, skipped, within
+from jaxnet.operations.doctor.finding import Finding, check_same, failed, ok, skipped
 from jaxnet.operations.doctor.links import megabits
+from jaxnet.operations.doctor.waiting import Talk, TimedOut, within
 
 _CALLS = 3
 _LEAST, _USUAL, _MOST = 16 << 10, 1 << 20, 8 << 20  # bytes
 _TARGET_SECONDS = 0.2
-_STARTED_CURE = "see whether JAX_PLATFORMS names what is there, and what `python -c 'import jax; jax.devices()'` says"
-_SAME_CURE = (
-    "let every rank see as many devices: JAX_NUM_CPU_DEVICES, CUDA_VISIBLE_DEVICES, or what the launcher asks for"
+_STARTED_CURE = (
+    "check that JAX_PLATFORMS names what this host has, and read what `python -c 'import jax; jax.devices()'` prints"
 )
-_SUM_CURE = "see the lines above; else try JAX_PLATFORMS=cpu, to tell the network from the accelerators"
+_SAME_CURE = (
+    "give every rank as many devices: see JAX_NUM_CPU_DEVICES, CUDA_VISIBLE_DEVICES, and what the launcher asks for"
+)
+_SUM_CURE = "see the lines above; else try JAX_PLATFORMS=cpu, which leaves the accelerators out"
 
 
 class Sum(NamedTuple):
-    """Seconds for the smallest sum and for one of `bytes`, the fastest of a few; `problem` where it failed."""
+    """Seconds for the smallest sum and for one of `bytes`, each the fastest of a few; or the `problem`."""
 
     latency: float
     seconds: float
@@ -33,7 +36,7 @@ class Sum(NamedTuple):
 
 
 def check_devices(talk: Talk, timeout_seconds: float) -> list[Finding]:
-    """How many devices of which kind each rank has; every rank calls this."""
+    """Compare the number and kind of the ranks' devices; every rank calls this."""
     own = _own_devices(timeout_seconds)
     everyone = talk.gather("devices", own)
     if problems := {rank: said["problem"] for rank, said in enumerate(everyone) if said["problem"]}:
@@ -48,15 +51,16 @@ def _own_devices(timeout_seconds: float) -> dict[str, str]:
         devices = within(timeout_seconds, jax.local_devices)
     except TimedOut:
         return {"problem": f"JAX made no devices within {timeout_seconds:g} s"}
-    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform which it knows has a device
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a known platform has a device
         return {"problem": one_line(error) or "JAX has no device of this platform"}
     return {"problem": "", "devices": str(len(devices)), "kind": devices[0].device_kind}
 
 
 def check_sum(talk: Talk, slowest: float | None, timeout_seconds: float) -> Finding:
-    """Sum over the ranks; every rank calls this, with the same `slowest` link in bits a second, if one is known."""
+    """Time a sum over the ranks. Every rank calls this, with the same `slowest` link in bits a second, if known."""
     if talk.count == 1:
         return skipped("all-reduce", "one process")
+    # A size that takes _TARGET_SECONDS on the slowest link.
     size = _USUAL if slowest is None else int(min(max(slowest / 8 * _TARGET_SECONDS, _LEAST), _MOST))
     try:
         own = within(timeout_seconds, lambda: _time_sums(size // 4))
@@ -64,13 +68,13 @@ def check_sum(talk: Talk, slowest: float | None, timeout_seconds: float) -> Find
         own = Sum(0.0, 0.0, size, f"did not end within {timeout_seconds:g} s")
     except RuntimeError as error:
         own = Sum(0.0, 0.0, size, one_line(error)[:200])
-    return judge([Sum(*said) for said in talk.gather("all-reduce", own)])
+    return judge_sums([Sum(*said) for said in talk.gather("all-reduce", own)])
 
 
-def judge(sums: Sequence[Sum]) -> Finding:
-    """What the sums of all ranks say.
+def judge_sums(sums: Sequence[Sum]) -> Finding:
+    """Judge the sums of all ranks.
 
-    >>> judge([Sum(0.001, 0.1, 1_000_000, "")] * 2).found
+    >>> judge_sums([Sum(0.001, 0.1, 1_000_000, "")] * 2).found
     '1.00 ms for the smallest; 1.00 MB in 100.0 ms, 80 Mbit/s of bus bandwidth'
     """
     if wrong := [f"rank {rank}: {own.problem}" for rank, own in enumerate(sums) if own.problem]:
@@ -83,7 +87,7 @@ def judge(sums: Sequence[Sum]) -> Finding:
 
 
 def _time_sums(elements: int) -> Sum:
-    """Over the ranks, as `psum` over the mesh axis of hosts does; one device of each rank takes part."""
+    """Time `psum` over a mesh axis of hosts, with one device of each rank."""
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([first[rank] for rank in sorted(first)]), ("host",))
     latency, seconds = _seconds(mesh, 1), _seconds(mesh, elements)
@@ -91,7 +95,7 @@ def _time_sums(elements: int) -> Sum:
 
 
 def _seconds(mesh: Mesh, elements: int) -> float:
-    """The fastest of a few sums of so many numbers of each rank; RuntimeError for a wrong result."""
+    """The fastest of a few sums of `elements` numbers from each rank; RuntimeError if the result is wrong."""
     split = NamedSharding(mesh, PartitionSpec("host"))
     ones = jax.make_array_from_callback((mesh.size, elements), split, lambda index: np.ones((1, elements), np.float32))
     add = jax.jit(

@@ -1,4 +1,7 @@
-"""Whether the directory of the run is one and the same on all hosts, and not one of that name on each."""
+"""Check the directory of the run: each rank can write it, and all ranks share it.
+
+All checks run with a time limit, because a call to a dead file server never returns. Nothing is left behind.
+"""
 
 import os
 import secrets
@@ -9,33 +12,36 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from jaxnet.cluster.environment import ranks
-from jaxnet.operations.doctor.finding import Finding, Talk, TimedOut, failed, ok, within
+from jaxnet.cluster.environment import name_ranks
+from jaxnet.operations.doctor.finding import Finding, failed, ok
+from jaxnet.operations.doctor.waiting import Talk, TimedOut, within
 
-# ---- The directory of the run, as one rank sees it: writable, with room, and with what a commit needs -
-
-
+_ANSWER_SECONDS = 10.0  # for the file system to do one thing
+_VISIBLE_SECONDS = 2.5  # for one host's file to show on another; file servers may hold back news for seconds
+_POLL_SECONDS = 0.1
 _LEAST_SPACE = 1 << 30  # two checkpoints of a network of 40 million parameters with momentum
-_FILES_SECONDS = 10.0
 _ELSEWHERE = "give another with --workdir"
-
-
-def check_workdir(workdir: Path) -> list[Finding]:
-    """Whether this rank can write, flush, rename and delete in `workdir`, and how much room it has.
-
-    Where it does not exist yet, its nearest parent that does is tried. Nothing is left behind.
-    """
-    try:
-        return within(_FILES_SECONDS, lambda: _check(nearest(workdir)))
-    except TimedOut:
-        found = f"{workdir} does not answer: nothing came back within {_FILES_SECONDS:g} s"
-        return [failed("workdir", found, f"see whether its file server is up, or {_ELSEWHERE}")]
 
 
 def nearest(path: Path) -> Path:
     """`path`, or the nearest of its parents that exists."""
     whole = path.absolute()
     return next(parent for parent in (whole, *whole.parents) if os.path.lexists(parent))
+
+
+# ---- One rank -------------------------------------------------------------------------------------------
+
+
+def check_workdir(workdir: Path) -> list[Finding]:
+    """Whether this rank can write, flush, rename and delete in `workdir`, and how much room is there.
+
+    If `workdir` does not exist yet, its nearest parent that does is checked.
+    """
+    try:
+        return within(_ANSWER_SECONDS, lambda: _check(nearest(workdir)))
+    except TimedOut:
+        found = f"{workdir} does not answer: nothing came back within {_ANSWER_SECONDS:g} s"
+        return [failed("workdir", found, f"see whether its file server is up, or {_ELSEWHERE}")]
 
 
 def _check(directory: Path) -> list[Finding]:
@@ -53,7 +59,7 @@ def _check(directory: Path) -> list[Finding]:
 
 
 def _commit(directory: Path) -> None:
-    """What the commit of a checkpoint does, in small."""
+    """Do on a small scale what the commit of a checkpoint does."""
     with tempfile.TemporaryDirectory(prefix=".jaxnet-doctor-", dir=directory) as folder:
         scratch, final = Path(folder, "scratch"), Path(folder, "final")
         with scratch.open("wb") as file:
@@ -74,14 +80,17 @@ def _space(directory: Path) -> Finding:
     return ok("free space", found)
 
 
+# ---- All ranks ------------------------------------------------------------------------------------------
+
 _CHECK = "shared workdir"
-_SHARED_SECONDS = 5.0  # a file server may hold back what is new for a few seconds
-_AGAIN_SECONDS = 0.1
 _CURE = "give a --workdir on a file system that all hosts share, under the same path: all ranks write checkpoints"
 
 
 def check_shared(talk: Talk, workdir: Path) -> Finding:
-    """Rank 0 writes, all read that and write, rank 0 reads; every rank calls this. Nothing is left behind."""
+    """Whether `workdir` is one directory on all hosts, not one of that name on each; every rank calls this.
+
+    1. Rank 0 makes a folder and writes its file.  2. The others read that and write their own.  3. Rank 0 reads those.
+    """
     name, problem = talk.gather("shared workdir", _begin(workdir) if talk.rank == 0 else ["", ""])[0]
     if problem:
         return failed(_CHECK, f"{workdir}: rank 0 {problem}", _CURE)
@@ -93,22 +102,12 @@ def check_shared(talk: Talk, workdir: Path) -> Finding:
     finally:
         if talk.rank == 0:
             with suppress(TimedOut):
-                within(_SHARED_SECONDS, lambda: shutil.rmtree(folder, ignore_errors=True))
+                within(_ANSWER_SECONDS, lambda: shutil.rmtree(folder, ignore_errors=True))
     return _judge(workdir, problems, unseen)
 
 
-def _judge(workdir: Path, problems: Sequence[str], unseen: Sequence[int]) -> Finding:
-    wrong = {problem: [rank for rank, own in enumerate(problems) if own == problem] for problem in problems if problem}
-    lines = [f"{ranks(where)} {problem}" for problem, where in wrong.items()]
-    if unseen:
-        lines.append(f"rank 0 does not see what {ranks(unseen)} wrote")
-    if lines:
-        return failed(_CHECK, f"{workdir}: {'; '.join(lines)}", _CURE)
-    return ok(_CHECK, f"{workdir}: what each of {len(problems)} ranks writes, others read")
-
-
 def _begin(workdir: Path) -> list[str]:
-    """The name of a folder in `workdir` where all shall meet, which rank 0 makes, and what went wrong."""
+    """Make a folder in `workdir` where all ranks meet; return its name and what went wrong."""
     name = f".jaxnet-doctor-{secrets.token_hex(8)}"
     return [name, _tried(lambda: _open(nearest(workdir) / name))]
 
@@ -126,10 +125,10 @@ def _join(folder: Path, rank: int) -> None:
 
 
 def _unseen(folder: Path, wrote: Sequence[int]) -> list[int]:
-    """Which of the ranks that `wrote` did so elsewhere."""
+    """Of the ranks that wrote a file, those whose file rank 0 does not see."""
     absent = [folder / str(rank) for rank in wrote]
     with suppress(TimedOut, OSError):
-        absent = within(_SHARED_SECONDS, lambda: _await_written(absent))
+        absent = within(_ANSWER_SECONDS, lambda: _await_written(absent))
     return [int(path.name) for path in absent]
 
 
@@ -141,12 +140,12 @@ def _write(path: Path) -> None:
 
 
 def _await_written(paths: Sequence[Path]) -> list[Path]:
-    """Wait until each of `paths` holds the name of its folder; those that do not when half of the time is up."""
-    give_up = time.monotonic() + _SHARED_SECONDS / 2
+    """Wait until each of `paths` holds the name of its folder; return those that still do not when time is up."""
+    give_up = time.monotonic() + _VISIBLE_SECONDS
     while absent := [path for path in paths if not _is_written(path)]:
         if time.monotonic() > give_up:
             break
-        time.sleep(_AGAIN_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return absent
 
 
@@ -158,11 +157,21 @@ def _is_written(path: Path) -> bool:
 
 
 def _tried(work: Callable[[], object]) -> str:
-    """What stood in the way of `work`, or nothing."""
+    """Do `work`; return what went wrong, or an empty text."""
     try:
-        within(_SHARED_SECONDS, work)
+        within(_ANSWER_SECONDS, work)
     except TimedOut:
-        return f"got no answer from the file system within {_SHARED_SECONDS:g} s"
+        return f"got no answer from the file system within {_ANSWER_SECONDS:g} s"
     except OSError as error:
         return f"cannot write there: {error.strerror.lower()}" if error.strerror else str(error)
     return ""
+
+
+def _judge(workdir: Path, problems: Sequence[str], unseen: Sequence[int]) -> Finding:
+    wrong = {problem: [rank for rank, own in enumerate(problems) if own == problem] for problem in problems if problem}
+    lines = [f"{name_ranks(where)} {problem}" for problem, where in wrong.items()]
+    if unseen:
+        lines.append(f"rank 0 does not see what {name_ranks(unseen)} wrote")
+    if lines:
+        return failed(_CHECK, f"{workdir}: {'; '.join(lines)}", _CURE)
+    return ok(_CHECK, f"{workdir}: what each of {len(problems)} ranks writes, others read")

@@ -1,4 +1,4 @@
-"""The checks in their order, each before what would hang without it."""
+"""Make all checks in order, each before those that would hang without it, and show what was found."""
 
 import json
 import os
@@ -8,31 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from jaxnet.cluster.addresses import interface_address, is_loopback
 from jaxnet.cluster.agreement import code_digests
-from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, Place, find_place, is_loopback
-from jaxnet.cluster.rendezvous import interface_address
+from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, Place, find_place
 from jaxnet.cluster.start import Cluster, start
 from jaxnet.errors import InputError
+from jaxnet.operations.doctor.clocks import check_clocks
 from jaxnet.operations.doctor.devices import check_devices, check_sum
 from jaxnet.operations.doctor.directory import check_shared, check_workdir
-from jaxnet.operations.doctor.finding import (
-    FAILED,
-    WARNING,
-    Finding,
-    Talk,
-    TimedOut,
-    Unanswered,
-    check_same,
-    failed,
-    merged,
-    ok,
-    skipped,
-    within,
-)
+from jaxnet.operations.doctor.finding import FAILED, WARNING, Finding, check_same, failed, merged, ok, skipped
 from jaxnet.operations.doctor.host import addresses_of, check_machine, check_names, versions
-from jaxnet.operations.doctor.links import check_clocks, check_links, measure_links
+from jaxnet.operations.doctor.links import check_links, measure_links
+from jaxnet.operations.doctor.waiting import Talk, TimedOut, Unanswered, within
 
-# Rank 0 knows who is missing, but a launcher ends all as soon as one has ended.
+# A launcher ends all ranks as soon as one has ended. The others wait so long, because rank 0 knows who is missing.
 _FIRST_WORD_SECONDS = 5.0
 
 
@@ -41,12 +30,12 @@ class Examination:
     """What to examine.
 
     Attributes:
-        workdir: the directory of the run, or None: files are not looked at.
+        workdir: the directory of the run; None: no directory is checked.
         config: settings by key, which must be the same on all ranks; empty without a config.
-        installed: what else must be the same on all ranks and depends on what is installed, by name.
-        data: opens the data set and says what is there, or raises InputError; None without a config.
+        installed: by name, what else must be the same on all ranks and depends on installed packages.
+        data: opens the data set and returns a description, or raises InputError; None without a config.
         expected: bits a second that every link between hosts should have, or None.
-        timeout_seconds: how long to wait for other ranks, at each step.
+        timeout_seconds: how long to wait for other ranks at each step.
     """
 
     workdir: Path | None = None
@@ -59,12 +48,12 @@ class Examination:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
+    """What all checks found.
 
     Attributes:
         findings: the lines of the table.
         ranks: how many ranks they are about.
-        speaks: whether this process is the one to show them; every one that could not join is.
+        speaks: whether this process shows them: one of those that joined, and each that could not join.
     """
 
     findings: list[Finding]
@@ -78,7 +67,7 @@ class Diagnosis:
 
 
 def examine(what: Examination) -> Diagnosis:
-    """Make all checks; every process of the job calls this, and each gets the same findings if all have come."""
+    """Make all checks. Every process of the job calls this, and all get the same findings if all come."""
     try:
         place = find_place(os.environ)
     except InputError as error:
@@ -98,7 +87,7 @@ def examine(what: Examination) -> Diagnosis:
 
 
 def _alone(place: Place, what: Examination) -> list[Finding]:
-    """What a process finds out by itself."""
+    """What a process can check alone."""
     coordinator = place.coordinator.host if place.coordinator else None
     found = check_machine(os.environ, coordinator)
     found += check_names(place, os.environ, what.timeout_seconds)
@@ -116,8 +105,8 @@ def _check_data(data: Callable[[], str], timeout_seconds: float) -> Finding:
         return failed("data", str(error), "prepare it on this host, or name where it is")
     except TimedOut:
         found = f"the data set could not be opened and read within {timeout_seconds:g} s"
-        return failed("data", found, "see whether its file server answers, or give more time with --timeout")
-    except Exception as error:  # what a damaged file does to its reader
+        return failed("data", found, "see whether its file server answers, or allow more time with --timeout")
+    except Exception as error:  # a damaged file can raise anything in its reader
         found = f"the data set cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"
         return failed("data", found, "prepare it again")
 
@@ -130,7 +119,7 @@ def _together(cluster: Cluster, what: Examination, own: Sequence[Finding]) -> Di
         findings[:] = merged({rank: [Finding(**each) for each in given] for rank, given in enumerate(by_rank)})
         _all_steps(cluster, talk, what, findings)
     except Unanswered as error:
-        cure = "look at the last lines of those ranks; with slow hosts, give more time with --timeout"
+        cure = "read the last lines of those ranks; on slow hosts, allow more time with --timeout"
         findings.append(failed("answers", str(error), cure))
         speaker = next((rank for rank in range(talk.count) if rank not in error.missing), talk.rank)
     return Diagnosis(findings, talk.count, talk.rank == speaker)
@@ -141,6 +130,7 @@ def _broken(findings: Sequence[Finding], checks: Sequence[str]) -> list[str]:
 
 
 def _all_steps(cluster: Cluster, talk: Talk, what: Examination, findings: list[Finding]) -> None:
+    """Add to `findings` step by step, so that they are complete up to a step that some rank does not answer."""
     if talk.count > 1:
         hosts = list(dict.fromkeys(talk.gather("hosts", socket.gethostname())))
         findings.append(ok("ranks", f"all {talk.count} came, on {', '.join(hosts)}; found by {cluster.detected_by}"))
@@ -175,7 +165,7 @@ def _same(talk: Talk, what: Examination) -> list[Finding]:
 
 
 def _links(cluster: Cluster, talk: Talk, what: Examination, findings: list[Finding]) -> float | None:
-    """Adds what the links say; the result is the slowest rate."""
+    """Add the findings about links; return the slowest rate, if one is known."""
     address = _own_address(cluster)
     if "" in talk.gather("addresses", address):
         findings.append(skipped("links", "some host does not know the address at which others reach it"))
@@ -186,7 +176,7 @@ def _links(cluster: Cluster, talk: Talk, what: Examination, findings: list[Findi
 
 
 def _own_address(cluster: Cluster) -> str:
-    """Where collectives of the CPU of this host listen; empty if that cannot be known."""
+    """Where CPU collectives of this host listen; empty if that cannot be known."""
     if cluster.address:
         return cluster.address
     if cluster.interface:
@@ -197,14 +187,13 @@ def _own_address(cluster: Cluster) -> str:
         return ""
 
 
-# ---- What was found, as a person and as a program reads it --------------------------------------------
-
+# ---- Output --------------------------------------------------------------------------------------------
 
 _HEADINGS = ("status", "check", "found")
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
-    """One table, then a line with its cure for everything that is wrong, then the verdict."""
+    """A table, then one line with a cure for each problem, then the verdict."""
     lines = [_line(*_HEADINGS, diagnosis.findings)]
     lines += [_line(each.status, each.check, each.found, diagnosis.findings) for each in diagnosis.findings]
     wrong = [each for each in diagnosis.findings if each.status in (FAILED, WARNING)]
@@ -213,7 +202,7 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> str:
-    """The same for programs: {"healthy": bool, "ranks": how many, "findings": [{check, status, found, cure}]}."""
+    """The same as JSON: {"healthy": bool, "ranks": count, "findings": [{check, status, found, cure}]}."""
     findings = [asdict(finding) for finding in diagnosis.findings]
     return json.dumps({"healthy": diagnosis.healthy, "ranks": diagnosis.ranks, "findings": findings}, indent=2)
 
@@ -230,4 +219,4 @@ def _verdict(diagnosis: Diagnosis) -> str:
     failures = sum(finding.status == FAILED for finding in diagnosis.findings)
     warnings = sum(finding.status == WARNING for finding in diagnosis.findings)
     who = f"{diagnosis.ranks} rank{'s' * (diagnosis.ranks > 1)}"
-    return f"{who}: {failures} failed, {warnings} to be warned of"
+    return f"{who}: {failures} failed, {warnings} warning{'s' * (warnings != 1)}"

@@ -1,4 +1,4 @@
-"""Names and addresses: this process's place, this host's own name, the coordinator's, the interface's."""
+"""Check what one process can check alone: versions, memory and proxies; then names and addresses."""
 
 import platform
 import shutil
@@ -9,26 +9,29 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from jaxnet.cluster.environment import BIND, COORDINATOR, INTERFACE, Address, Place, check_interface, is_loopback
-from jaxnet.cluster.rendezvous import interface_address, is_own
+from jaxnet.cluster.addresses import Address, check_interface, interface_address, is_loopback, is_own
+from jaxnet.cluster.environment import BIND, COORDINATOR, INTERFACE, Place
 from jaxnet.cluster.start import proxy_between
 from jaxnet.errors import InputError
-from jaxnet.operations.doctor.finding import Finding, TimedOut, failed, ok, warning, within
-
-# ---- This machine by itself: versions, memory, and variables that send connections elsewhere ----------
-
+from jaxnet.operations.doctor.finding import Finding, failed, ok, warning
+from jaxnet.operations.doctor.waiting import TimedOut, within
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")
-"""What has to have the same version on all ranks."""
+"""The packages that must have the same version on all ranks."""
 
-GiB = 1 << 30
-MiB = 1 << 20
-_LEAST_MEMORY = 1 * GiB
-_LEAST_SHARED_MEMORY = 64 * MiB
+_GiB = 1 << 30
+_MiB = 1 << 20
+_LEAST_MEMORY = 1 * _GiB
+_LEAST_SHARED_MEMORY = 64 * _MiB
+_LOOKUP_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+
+
+# ---- The machine ---------------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:
-    """The version of Python and of each of `PACKAGES`."""
+    """The version of Python and of each package in `PACKAGES`."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -50,48 +53,49 @@ def check_machine(environ: Mapping[str, str], coordinator: str | None) -> list[F
 
 
 def check_memory(meminfo: Path) -> Finding:
-    """How much memory programs can still get, as the kernel says it in `meminfo`."""
+    """Whether enough memory is available, according to the kernel's file `meminfo`."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return ok("memory", f"unknown on {platform.system()}")
-    found = f"{free / GiB:.1f} GiB available"
+    found = f"{free / _GiB:.1f} GiB available"
     if free < _LEAST_MEMORY:
         return warning("memory", found, "end other programs: a training run takes 1 GiB and more")
     return ok("memory", found)
 
 
 def check_shared_memory(where: Path) -> Finding:
-    """Whether processes of this machine can share memory, as those that decode images do."""
+    """Whether processes of this machine can share memory, as those that decode images do; `where` is /dev/shm."""
     try:
         free = shutil.disk_usage(where).free
     except OSError:
         return ok("shared memory", f"there is no {where}")
-    found = f"{free / MiB:,.0f} MiB free in {where}"
+    found = f"{free / _MiB:,.0f} MiB free in {where}"
     if free < _LEAST_SHARED_MEMORY:
         return warning("shared memory", found, "give a container more, as with docker run --shm-size=1g")
     return ok("shared memory", found)
 
 
 def check_proxies(environ: Mapping[str, str], coordinator: str) -> Finding:
-    """Whether JAX alone would call the coordinator by way of a proxy."""
+    """Whether a proxy stands between JAX and the coordinator."""
     proxy = proxy_between(environ, coordinator)
     if proxy is None:
         return ok("proxies", f"none between this host and {coordinator}")
     found = (
-        f"{proxy} is set and no_proxy does not name the coordinator {coordinator}: jaxnet goes around it, and JAX alone"
+        f"{proxy} is set and no_proxy does not name the coordinator {coordinator}: jaxnet goes around it, but programs"
+        " that use JAX alone would hang"
     )
-    return warning("proxies", f"{found} would hang", f"add {coordinator} to the variable no_proxy, or unset {proxy}")
+    return warning("proxies", found, f"add {coordinator} to the variable no_proxy, or unset {proxy}")
 
 
-_LOOKUP_SECONDS = 5.0
-_AGAIN_SECONDS = 0.2
+# ---- Names and addresses -------------------------------------------------------------------------------
+
 _HOSTS_CURE = "in /etc/hosts of {host}, give {name} the address at which the other hosts reach it"
 
 
 def check_names(place: Place, environ: Mapping[str, str], timeout_seconds: float) -> list[Finding]:
-    """What names of this place lead to, as this host sees them."""
+    """Resolve this host's name and the coordinator's, and look at the network interface, as this host sees them."""
     found = [_own_name(socket.gethostname(), place)]
     if place.coordinator:
         found.append(_coordinator(place.coordinator, place, BIND in environ, timeout_seconds))
@@ -101,7 +105,7 @@ def check_names(place: Place, environ: Mapping[str, str], timeout_seconds: float
 
 
 def addresses_of(host: str) -> list[str]:
-    """The addresses that the name `host` leads to, each once; OSError or `TimedOut` when there are none."""
+    """The addresses of the name `host`, each once; OSError or `TimedOut` when there are none."""
     entries = within(_LOOKUP_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
@@ -147,7 +151,7 @@ def _coordinator(coordinator: Address, place: Place, bound: bool, timeout_second
 
 
 def _await_addresses(host: str, timeout_seconds: float) -> list[str]:
-    """As `addresses_of`, for a name that may take a while to appear, as a Kubernetes pod's does."""
+    """As `addresses_of`, for a name that may take a while to appear, as that of a Kubernetes pod does."""
     give_up = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -155,7 +159,7 @@ def _await_addresses(host: str, timeout_seconds: float) -> list[str]:
         except socket.gaierror:
             if time.monotonic() > give_up:
                 raise
-        time.sleep(_AGAIN_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _interface(name: str) -> Finding:

@@ -1,7 +1,7 @@
-"""Every pair of hosts by TCP, at the addresses where collectives will call: who is cut off, who is slow.
+"""Measure TCP between every pair of hosts, at the addresses that collectives use: who is cut off, who is slow.
 
-A process of each host measures with one of each other, in rounds in which every host is in one pair. A collective
-would hang where two hosts cannot reach each other, or fail without their names, and is as fast as the slowest.
+A collective hangs where two hosts cannot reach each other, or fails without naming them, and it is as fast as the
+slowest link. So one process of each host measures with one of each other, in rounds in which each host is in one pair.
 """
 
 import secrets
@@ -13,156 +13,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from jaxnet.operations.doctor.finding import Finding, Talk, failed, ok, skipped
+from jaxnet.operations.doctor.finding import Finding, failed, ok, skipped
+from jaxnet.operations.doctor.waiting import Talk
 
-# ---- How far apart the clocks of the ranks are, and how well that is known ----------------------------
-#
-# A rank asks rank 0 for its time. The answer belongs to some moment between question and answer, so half of the time
-# that this took is the bound of the error. Of several tries the fastest counts.
+# ---- All pairs -----------------------------------------------------------------------------------------
 
-
-_CLOCK_TRIES = 4
-_MOST_SECONDS = 1.0  # hosts that keep their time by NTP are within hundredths
-_CURE = "start NTP there (timedatectl set-ntp true): files, logs, certificates and Slurm's keys go by the clock"
-
-
-class Offset(NamedTuple):
-    """A clock that shows `ahead` seconds more than rank 0's, give or take `error`."""
-
-    ahead: float
-    error: float
-
-
-def check_clocks(talk: Talk) -> Finding:
-    """Compare the clocks of all ranks with each other; every rank calls this."""
-    if talk.rank == 0:
-        _answer(talk)
-        own = Offset(0.0, 0.0)
-    else:
-        own = min((_ask(talk, number) for number in range(_CLOCK_TRIES)), key=lambda offset: offset.error)
-    return judge([Offset(*offset) for offset in talk.gather("clocks", own)])
-
-
-def judge(offsets: list[Offset]) -> Finding:
-    """Name the clocks that are over a second from the median one.
-
-    >>> judge([Offset(0, 0), Offset(90.02, 0.01), Offset(0.001, 0.01)]).found
-    "rank 1's clock is 90.0 s ahead of the others (give or take 0.0100 s)"
-    """
-    usual = statistics.median_low(offset.ahead for offset in offsets)
-    wrong = {
-        rank: offset for rank, offset in enumerate(offsets) if abs(offset.ahead - usual) - offset.error > _MOST_SECONDS
-    }
-    if wrong:
-        return failed("clocks", "; ".join(_line(rank, offset, usual) for rank, offset in wrong.items()), _CURE)
-    apart = max(offset.ahead for offset in offsets) - min(offset.ahead for offset in offsets)
-    error = max(offset.error for offset in offsets)
-    return ok("clocks", f"{apart:.4f} s apart at most, give or take {error:.4f} s")
-
-
-def _line(rank: int, offset: Offset, usual: float) -> str:
-    apart = offset.ahead - usual
-    side = "ahead of" if apart > 0 else "behind"
-    return f"rank {rank}'s clock is {abs(apart):.1f} s {side} the others (give or take {offset.error:.4f} s)"
-
-
-def _ask(talk: Talk, number: int) -> Offset:
-    key = f"clock/{talk.rank}/{number}"
-    shown, started = time.time(), time.monotonic()
-    talk.tell(f"{key}/asked", "")
-    there = float(talk.await_told(f"{key}/shown", 0))
-    half = (time.monotonic() - started) / 2
-    return Offset(shown + half - there, half)
-
-
-def _answer(talk: Talk) -> None:
-    for rank in range(1, talk.count):
-        for number in range(_CLOCK_TRIES):
-            talk.await_told(f"clock/{rank}/{number}/asked", rank)
-            talk.tell(f"clock/{rank}/{number}/shown", repr(time.time()))
-
-
-# ---- One TCP connection between two hosts: how long a byte takes, and how many come through in a fraction of a second
-
-
-_LENGTH = struct.Struct("!Q")
-_PINGS = 8
-_PROBE = 64 * 1024
-_TARGET_SECONDS = 0.15  # of a transfer that is timed
-_MOST = 32 << 20
-_WIRE_TRIES = 2
-_CHUNK = 1 << 20
-
-
-class Sent(NamedTuple):
-    """What one end found: seconds for a byte there and back, and bits a second of what it sent."""
-
-    round_trip: float
-    rate: float
-
-
-def measure(peer: socket.socket, first: bool) -> Sent:
-    """Measure with the other end, which does the same with the other `first`; OSError when it falls silent.
-
-    The ends send in turn: both ways at once would share the CPU.
-    """
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if first:
-        found = _send(peer)
-        _receive(peer)
-    else:
-        _receive(peer)
-        found = _send(peer)
-    return found
-
-
-def _send(peer: socket.socket) -> Sent:
-    round_trip = min(_timed(peer, 1) for _ in range(_PINGS))
-    per_second = _PROBE / (_timed(peer, _PROBE) - round_trip / 2)
-    # A short transfer may pass in one burst, or wait for TCP to grow its window: it only says how long one to take.
-    size = max(_PROBE, min(_MOST, int(per_second * _TARGET_SECONDS)))
-    taken = min(_timed(peer, size) for _ in range(_WIRE_TRIES)) - round_trip / 2
-    peer.sendall(_LENGTH.pack(0))
-    return Sent(round_trip, size * 8 / taken)
-
-
-def _timed(peer: socket.socket, size: int) -> float:
-    payload = bytes(size)
-    started = time.perf_counter()
-    peer.sendall(_LENGTH.pack(size))
-    peer.sendall(payload)
-    take(peer, 1)
-    return time.perf_counter() - started
-
-
-def _receive(peer: socket.socket) -> None:
-    while size := _LENGTH.unpack(take(peer, _LENGTH.size))[0]:
-        if size > _MOST:
-            raise OSError("it is not a rank of this job")
-        while size:
-            size -= len(take(peer, min(size, _CHUNK)))
-        peer.sendall(b"!")
-
-
-def take(peer: socket.socket, size: int) -> bytes:
-    """Exactly that many bytes."""
-    parts = []
-    while size:
-        part = peer.recv(size)
-        if not part:
-            raise OSError("it hung up")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-_PAIR_SECONDS = 6.0
-_MOST_ROUNDS = 31  # on more hosts than 32, each is measured with 31 others
-_NONCE = 16
+_PAIR_SECONDS = 6.0  # without an answer, after which a pair gives up
+_MOST_ROUNDS = 31  # of more than 32 hosts, each is measured with 31 others
+_NONCE = 16  # characters by which a host knows its partner
 
 
 class Link(NamedTuple):
-    """What rank `sender` found when it sent to rank `receiver`; `problem` where it could not."""
+    """What rank `sender` measured when it sent to rank `receiver`, or the `problem` that prevented it."""
 
     sender: int
     receiver: int
@@ -187,9 +49,9 @@ def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(talk: Talk, host: str, address: str) -> tuple[list[Link], dict[int, str]]:
-    """All links between hosts, and the name of each measuring rank's host; every rank calls this.
+    """Measure all links; return them, and the host's name by measuring rank. Every rank calls this.
 
-    `address` is where other hosts reach this rank; processes with the same `host` and address share a host.
+    `address` is where other hosts reach this rank. Ranks with the same `host` and `address` share a host.
     """
     with closing(_listen(address)) as server:
         own = {"host": host, "address": address, "port": server.getsockname()[1], "nonce": secrets.token_hex(8)}
@@ -240,7 +102,7 @@ def _call(called: Mapping[str, str], nonce: bytes) -> socket.socket:
 
 
 def _await(server: socket.socket, nonce: bytes) -> socket.socket:
-    """The next caller that knows `nonce`; others, such as port scanners, are sent away."""
+    """The next caller that knows `nonce`. Others, such as port scanners, are dropped."""
     give_up = time.monotonic() + _PAIR_SECONDS
     while True:
         server.settimeout(max(give_up - time.monotonic(), 0.001))
@@ -254,23 +116,97 @@ def _await(server: socket.socket, nonce: bytes) -> socket.socket:
         peer.close()
 
 
-# ---- What the measured links say: pairs that cannot talk, hosts that are slower than the others, rates that fall short
+# ---- One connection ------------------------------------------------------------------------------------
+
+
+_LENGTH = struct.Struct("!Q")
+_PINGS = 8
+_PROBE = 64 * 1024
+_TARGET_SECONDS = 0.15  # of a transfer that is timed
+_MOST = 32 << 20
+_WIRE_TRIES = 2
+_CHUNK = 1 << 20
+
+
+class Sent(NamedTuple):
+    """What one end measured: seconds for a byte there and back, and bits a second of what it sent."""
+
+    round_trip: float
+    rate: float
+
+
+def measure(peer: socket.socket, first: bool) -> Sent:
+    """Measure with the other end, which calls this with the opposite `first`; OSError when it falls silent.
+
+    The ends send in turn, because both ways at once would compete for the CPU.
+    """
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if first:
+        found = _send(peer)
+        _receive(peer)
+    else:
+        _receive(peer)
+        found = _send(peer)
+    return found
+
+
+def _send(peer: socket.socket) -> Sent:
+    round_trip = min(_timed(peer, 1) for _ in range(_PINGS))
+    per_second = _PROBE / (_timed(peer, _PROBE) - round_trip / 2)
+    # The short transfer only sets the size of those that count: it may pass in one burst, or wait for TCP's window.
+    size = max(_PROBE, min(_MOST, int(per_second * _TARGET_SECONDS)))
+    taken = min(_timed(peer, size) for _ in range(_WIRE_TRIES)) - round_trip / 2
+    peer.sendall(_LENGTH.pack(0))
+    return Sent(round_trip, size * 8 / taken)
+
+
+def _timed(peer: socket.socket, size: int) -> float:
+    payload = bytes(size)
+    started = time.perf_counter()
+    peer.sendall(_LENGTH.pack(size))
+    peer.sendall(payload)
+    take(peer, 1)
+    return time.perf_counter() - started
+
+
+def _receive(peer: socket.socket) -> None:
+    while size := _LENGTH.unpack(take(peer, _LENGTH.size))[0]:
+        if size > _MOST:
+            raise OSError("it is not a rank of this job")
+        while size:
+            size -= len(take(peer, min(size, _CHUNK)))
+        peer.sendall(b"!")
+
+
+def take(peer: socket.socket, size: int) -> bytes:
+    """Read exactly `size` bytes."""
+    parts = []
+    while size:
+        part = peer.recv(size)
+        if not part:
+            raise OSError("it hung up")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+# ---- Judging the links ---------------------------------------------------------------------------------
 
 
 _SLOW = 1 / 3
-_ENOUGH = 0.8  # of a link's nominal rate; TCP/IP's headers and a busy machine take the rest
+_ENOUGH = 0.8  # of the expected rate; headers of TCP/IP and a busy machine take the rest
 _OPEN = (
-    "let all TCP ports be open between the hosts, since collectives listen on any; where a host has several networks,"
+    "open all TCP ports between the hosts, since collectives listen on any; where a host has several networks,"
     " name one with JAXNET_NETWORK_INTERFACE"
 )
 _SLOW_CURE = "look at the cable, the switch's port and `ethtool` there, or leave that host out"
 
 
 def check_links(links: Sequence[Link], hosts: Mapping[int, str], expected: int | None) -> list[Finding]:
-    """Judge the `links` between `hosts` (names by rank); `expected` bits a second, where the user says so.
+    """Judge the `links` between `hosts` (names by rank). `expected` is the bits a second that each should have.
 
-    A host is slow when the best rate at which it sends to any other, or receives, is under a third of
-    what the median host does (of two, the faster one).
+    A host is slow when the best rate at which it sends to any other, or receives, is under a third of the median
+    host's (of two hosts, the faster one's). The best rate counts so that one bad cable does not accuse two hosts.
     """
     if not links:
         return [skipped("links", "one host: nothing travels between hosts")]
@@ -329,7 +265,7 @@ def _host(rank: int, hosts: Mapping[int, str]) -> str:
 
 
 def megabits(rate: float) -> str:
-    """A rate for people.
+    """A rate as people read it.
 
     >>> megabits(9.4e8)
     '940 Mbit/s'

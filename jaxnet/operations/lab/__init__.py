@@ -1,1 +1,1 @@
-"""Hosts emulated on one machine, with links of a chosen speed."""
+"""Emulate a cluster on one machine: hosts with their own networks, joined by links of a chosen rate."""

@@ -1,1 +1,1 @@
-"""Start a command on many hosts: Slurm, MPI, SSH, Kubernetes, TPU VMs, SkyPilot."""
+"""Launchers: start the processes of one job here, over ssh, or through a cluster manager."""

@@ -1,4 +1,4 @@
-"""The hosts of a job as users write them, in a list or a file."""
+"""The hosts of a job, as users write them in a list or a file."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +14,14 @@ _MOST_SLOTS = 1024
 
 @dataclass(frozen=True)
 class Host:
-    """A host to log in to; without user or port, as ssh's own configuration says. `slots` processes run there."""
+    """A host of a job.
+
+    Attributes:
+        name: how to reach it.
+        user: who logs in; None: as ssh's own configuration says.
+        port: of its ssh server; None likewise.
+        slots: how many processes run there.
+    """
 
     name: str
     user: str | None = None
@@ -23,7 +30,7 @@ class Host:
 
 
 def parse_list(text: str, number: str = "port") -> list[Host]:
-    """Hosts from `[USER@]HOST[:NUMBER],...`, the number being a `port` or `slots`.
+    """Hosts from `[USER@]HOST[:NUMBER],...`, where `number` says what the number is: `port` or `slots`.
 
     >>> parse_list("node1,ada@node2:2222")
     [Host(name='node1', user=None, port=None, slots=1), Host(name='node2', user='ada', port=2222, slots=1)]
@@ -34,7 +41,7 @@ def parse_list(text: str, number: str = "port") -> list[Host]:
 
 
 def read_file(path: Path) -> list[Host]:
-    """Hosts from a file: one a line, `HOST [user=U] [port=P] [slots=N]`, with `#` before a comment."""
+    """Hosts from a file with one host a line: `HOST [user=U] [port=P] [slots=N]`. A `#` starts a comment."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

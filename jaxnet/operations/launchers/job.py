@@ -1,83 +1,128 @@
-"""What every launcher is given: a command, where it runs, and the variables that travel with it."""
+"""What every launcher takes from the user: its options, the command after `--`, the variables of the job."""
 
-import os
+import argparse
 import re
-import shlex
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
+from jaxnet.command_line import Commands, Parser, not_negative, positive
 from jaxnet.errors import InputError
 
-# ---- Parts of the shell scripts that launchers make. Every value in them is quoted --------------------
-
-
-FORGET = f"unset {COORDINATOR} {COUNT} {INDEX} {BIND}  # those of another job"
-
-
-def exports(environment: Mapping[str, str]) -> str:
-    """One line a variable.
-
-    >>> print(exports({"A": "1", "B": "it's"}))
-    export A=1
-    export B='it'"'"'s'
-    """
-    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
-
-
-def array(name: str, words: Sequence[str]) -> str:
-    """A bash array, one word a line; its elements are exactly `words`.
-
-    >>> print(array("command", ["echo", "a b"]))
-    command=(
-      echo
-      'a b'
-    )
-    """
-    return "\n".join([f"{name}=(", *(f"  {_element(word)}" for word in words), ")"])
-
-
-def _element(word: str) -> str:
-    quoted = shlex.quote(word)
-    return f"'{word}'" if "," in word and quoted == word else quoted  # bash needs it not; readers and shellcheck do
-
-
-def task(index: str, count: str) -> str:
-    """What each process of the starter runs before the command: its place, from the starter's variables."""
-    return (
-        "# shellcheck disable=SC2016  # each process expands these, not this script\n"
-        f"""task='export {INDEX}="${index}" {COUNT}="${count}"; exec "$@"'"""
-    )
-
-
-def become(script: str) -> NoReturn:
-    """Run `script` with bash in the place of this process, which signals then reach."""
-    found = need("bash", "install it")
-    try:
-        os.execv(found, ["bash", "-c", script])
-    except OSError as error:
-        raise InputError(
-            f"cannot run the script ({error.strerror}); --dry-run prints it, to run it from a file"
-        ) from None
-
-
-def feed(text: str, program: str, *arguments: str, missing: str) -> int:
-    """Run `program` with `text` as its input; the result is its exit status. `missing` says how to get it."""
-    return subprocess.run([need(program, missing), *arguments], input=text, text=True).returncode
-
-
-def need(program: str, missing: str) -> str:
-    """The path of `program`, or an InputError that ends with `missing`."""
-    found = shutil.which(program)
-    if found is None:
-        raise InputError(f"there is no program {program} on the PATH here; {missing}, or print with --dry-run")
-    return found
-
-
 PORT = 12321
-"""Where process 0 waits for the others, on a host that is the job's own, unless another is given."""
+"""Where process 0 listens, on hosts that serve one job at a time, unless the user names another port."""
+
+HOSTFILE = "a file with one host a line: HOST [user=U] [port=P] [slots=N]"
+"""The help of `--hostfile`."""
+
+
+# ---- Options --------------------------------------------------------------------------------------------
+
+
+def new_kind(kinds: Commands, name: str, brief: str, description: str, run: Callable[..., int]) -> Parser:
+    """Add the sub-command `jaxnet launch NAME`; `description` ends with its examples, after a line `examples:`."""
+    about, _, examples = description.partition("examples:\n")
+    parser = kinds.add_parser(
+        name,
+        help=brief,
+        usage=f"jaxnet launch {name} [OPTIONS] -- COMMAND...",
+        description=about.strip(),
+        epilog="examples:\n" + examples.rstrip(),
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_devices(parser: Parser) -> None:
+    """Add `--devices-per-process`."""
+    parser.add_argument(
+        "--devices-per-process", type=positive, metavar="D", help="let each process emulate D devices on the CPU"
+    )
+
+
+def add_max_restarts(parser: Parser) -> None:
+    """Add `--max-restarts`."""
+    parser.add_argument(
+        "--max-restarts",
+        type=not_negative,
+        default=0,
+        metavar="R",
+        help="start all again after a failure, at most R times without a new checkpoint between; default 0",
+    )
+
+
+def add_job_options(parser: Parser, printed: str) -> None:
+    """Add what every kind for other hosts ends with: `--env`, `--dry-run` (which shows `printed`) and the command."""
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="give the job this variable, with its value here unless VALUE is given; may be repeated",
+    )
+    parser.add_argument("--dry-run", action="store_true", help=f"print {printed} and start nothing")
+    add_command(parser)
+
+
+def add_command(parser: Parser) -> None:
+    """Add the command, which `command_of` returns."""
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: a .py file, jaxnet, or a program"
+    )
+
+
+def command_of(args: argparse.Namespace) -> list[str]:
+    """The command as the user gave it, without the `--` before it."""
+    words: list[str] = args.command
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def show(text: str) -> int:
+    """Print what `--dry-run` shows; return the exit status."""
+    print(text, end="")
+    return 0
+
+
+# ---- The command ----------------------------------------------------------------------------------------
+
+
+def whole_command(command: Sequence[str], python: str) -> list[str]:
+    """The command to execute on the hosts, whose interpreter is `python`: it runs .py files and `jaxnet`.
+
+    The interpreter stands in for the program `jaxnet` because a remote shell rarely has a virtual environment's
+    programs on its PATH.
+
+    >>> whole_command(["train.py", "seed=1"], "/usr/bin/python3")
+    ['/usr/bin/python3', 'train.py', 'seed=1']
+    >>> whole_command(["jaxnet", "doctor"], "/usr/bin/python3")
+    ['/usr/bin/python3', '-m', 'jaxnet', 'doctor']
+    """
+    if not command:
+        raise InputError("no command to launch; give it after --, as in -- jaxnet train --config configs/digits.py")
+    if command[0] == "jaxnet":
+        return [python, "-m", *command]
+    return [python, *command] if command[0].endswith(".py") else list(command)
+
+
+def find_command(command: Sequence[str]) -> list[str]:
+    """The command to execute on this machine. A file must exist, and a program must be on the PATH."""
+    program, *arguments = whole = whole_command(command, sys.executable)
+    if program != sys.executable:
+        found = shutil.which(program)
+        if found is None:
+            raise InputError(f"no such program: {program}; give a Python file or a program on the PATH")
+        return [found, *arguments]
+    if command[0].endswith(".py") and not Path(command[0]).is_file():
+        raise InputError(
+            f"no such file: {command[0]} (looked for from {Path.cwd()}); give the path of a file, or train without one:"
+            " -- jaxnet train --config FILE"
+        )
+    return whole
+
+
+# ---- Variables ------------------------------------------------------------------------------------------
 
 PASSED = (
     "GLIBC_TUNABLES",
@@ -99,34 +144,26 @@ PASSED = (
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
-"""The variables that travel unasked to hosts that share this one's files. All others have to be named."""
+"""The variables passed on unasked to hosts that share this one's files. All others need `--env`."""
 
 _SET_BY_LAUNCHERS = (COORDINATOR, COUNT, INDEX, BIND)
-
-
-def whole_command(command: Sequence[str], python: str) -> list[str]:
-    """What to execute on the hosts: a Python file runs with their interpreter `python`.
-
-    >>> whole_command(["train.py", "seed=1"], "/usr/bin/python3")
-    ['/usr/bin/python3', 'train.py', 'seed=1']
-    """
-    if not command:
-        raise InputError("no command to launch; give it after --, as in -- train.py --config configs/digits.py")
-    return [python, *command] if command[0].endswith(".py") else list(command)
 
 
 def passed_environment(
     environ: Mapping[str, str], asked: Sequence[str], unasked: Sequence[str] = (), devices: int | None = None
 ) -> dict[str, str]:
-    """The variables of the job, sorted: those of `unasked` that are set, and what `--env` asked for.
+    """The variables of the job, sorted by name.
 
-    `asked` holds NAME, whose value is taken from `environ`, or NAME=VALUE. With `devices`, each process
-    emulates that many CPU devices.
+    Args:
+        environ: the variables here.
+        asked: the values of `--env`: NAME, whose value comes from `environ`, or NAME=VALUE.
+        unasked: names passed on where `environ` has them.
+        devices: CPU devices that each process emulates; None: JAX's default.
     """
     own = {name: environ[name] for name in unasked if name in environ} | {"PYTHONUNBUFFERED": "1"}
     if devices is not None:
         own["JAX_NUM_CPU_DEVICES"] = str(devices)
-        own.setdefault("JAX_PLATFORMS", "cpu")  # else hosts with an accelerator would not use them
+        own.setdefault("JAX_PLATFORMS", "cpu")  # JAX prefers an accelerator where a host has one
     for text in asked:
         name, given, value = text.partition("=")
         _check_name(name, text)
@@ -143,8 +180,13 @@ def _check_name(name: str, text: str) -> None:
         raise InputError(f"--env {name}: the launcher sets that one, for each process; leave it out")
 
 
+# ---- Words that cannot be quoted ------------------------------------------------------------------------
+#
+# An `#SBATCH` line and a name in Kubernetes have no quoting, so such values are refused unless they need none.
+
+
 def check_label(flag: str, text: str, longest: int = 63) -> str:
-    """`text`, if it is a DNS label (RFC 1123), as names in Kubernetes and of TPUs have to be.
+    """Return `text` if it is a DNS label (RFC 1123), as names in Kubernetes and of TPUs must be.
 
     >>> check_label("--name", "digits-2")
     'digits-2'
@@ -157,7 +199,7 @@ def check_label(flag: str, text: str, longest: int = 63) -> str:
 
 
 def check_word(flag: str, text: str) -> str:
-    """`text`, if it needs no quoting anywhere and is no option: what names, times and sizes are made of.
+    """Return `text` if it needs no quoting anywhere and is no option: a name, a time, a size.
 
     >>> check_word("--time", "1-12:00:00")
     '1-12:00:00'

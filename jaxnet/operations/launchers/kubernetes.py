@@ -1,7 +1,10 @@
-"""`jaxnet launch kubernetes`."""
+"""`jaxnet launch kubernetes`: a JobSet, that is, one indexed Job of N pods that restarts as a whole.
+
+The JobSet controller makes the headless service by which pods have names. Pods run as an ordinary user on a read-only
+root file system. /tmp, /dev/shm and the work directory are mounted.
+"""
 
 import argparse
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -9,86 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX
-from jaxnet.command_line import Commands, add_command, add_devices, command_of, new_kind, not_negative, positive, show
+from jaxnet.command_line import Commands, not_negative, positive
 from jaxnet.errors import InputError
-from jaxnet.operations.launchers.job import PORT, check_label, check_word, feed
-
-# ---- Writing YAML: mappings, lists, numbers, booleans and strings, which any parser reads back as they were
-
-
-# Words that no version of YAML takes for anything but a string; the rest is quoted.
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*")
-_NOT_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
-# What JSON leaves as it is and YAML does not allow, takes for the end of a line, or may take for a byte-order mark.
-_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]|[^\x00-\uffff]")
-_BLOCK_LINE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?|")
-
-
-def to_yaml(value: Any) -> str:
-    """The text of a mapping or a list.
-
-    >>> print(to_yaml({"name": "a", "on": True, "args": ["x: y", "1"], "none": {}}), end="")
-    name: a
-    "on": true
-    args:
-      - "x: y"
-      - "1"
-    none: {}
-    """
-    return "\n".join(_lines(value)) + "\n"
-
-
-def _lines(value: Any) -> list[str]:
-    if isinstance(value, Mapping):
-        return [line for key, inner in value.items() for line in _entry(f"{_string(key)}:", inner)]
-    return [line for inner in value for line in _item(inner)]
-
-
-def _entry(start: str, value: Any) -> list[str]:
-    if _is_block(value):
-        return [f"{start} |", *("  " + line if line else "" for line in value.removesuffix("\n").split("\n"))]
-    if isinstance(value, (Mapping, list, tuple)) and value:
-        return [start, *("  " + line if line else "" for line in _lines(value))]
-    return [f"{start} {_scalar(value)}"]
-
-
-def _item(value: Any) -> list[str]:
-    if isinstance(value, (Mapping, list, tuple)) and value:
-        first, *rest = _lines(value)
-        return [f"- {first}", *("  " + line if line else "" for line in rest)]
-    return [f"- {_scalar(value)}"]
-
-
-def _is_block(value: Any) -> bool:
-    """Whether `value` is a text of printable lines, which read best one below the other."""
-    if not (isinstance(value, str) and value.endswith("\n") and not value.startswith("\n")):
-        return False
-    lines = value.removesuffix("\n").split("\n")
-    indented = lines[0].startswith(" ")
-    return len(lines) > 1 and bool(lines[-1]) and not indented and all(_is_block_line(line) for line in lines)
-
-
-def _is_block_line(line: str) -> bool:
-    return _BLOCK_LINE.fullmatch(line.lstrip(" ")) is not None and line == line.rstrip(" ")
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, (Mapping, Sequence)) and not isinstance(value, str):
-        return "{}" if isinstance(value, Mapping) else "[]"
-    return _string(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _string(text: str) -> str:
-    if _PLAIN.fullmatch(text) and text.lower() not in _NOT_STRINGS:
-        return text
-    return _ESCAPED.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(text, ensure_ascii=False))
-
-
-# ---- A Kubernetes JobSet: one indexed Job of N pods, a process in each, restarted as a whole when one fails
-#
-# The JobSet controller makes the headless service by which the pods have names. Pods run as an ordinary user,
-# on a root file system that they cannot write; /tmp, /dev/shm and the work directory are mounted.
-
+from jaxnet.operations.launchers.job import (
+    PORT,
+    add_devices,
+    add_job_options,
+    check_label,
+    check_word,
+    command_of,
+    new_kind,
+    passed_environment,
+    show,
+    whole_command,
+)
+from jaxnet.operations.launchers.script import feed
+from jaxnet.operations.launchers.yaml import to_yaml
 
 _JOB = "host"
 _LONGEST_NAME = 63 - len(f"-{_JOB}-0-99999-abcde")  # the pods' names are labels too
@@ -99,14 +38,14 @@ _GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """What runs in each of `pods` pods, and what each pod is given.
+    """A job for Kubernetes.
 
     Attributes:
-        command: executed in the image as it stands; Kubernetes expands nothing in it.
-        claim: a PersistentVolumeClaim that all pods can write, mounted at `mount`; commands start there.
-        restarts: how often the whole set is started anew after a pod has failed.
+        command: what each of `pods` pods executes in the image, word for word: Kubernetes expands nothing in it.
+        claim: a PersistentVolumeClaim that all pods can write, mounted at `mount`, where the command starts.
+        restarts: how often the whole set starts again after a pod has failed.
         grace_seconds: from SIGTERM, as at an eviction, to SIGKILL.
-        selector: labels of the nodes that will do.
+        selector: labels that a node must have.
     """
 
     command: Sequence[str]
@@ -148,11 +87,6 @@ def manifest(job: KubernetesJob) -> str:
         },
     }
     return "# Made by `jaxnet launch kubernetes`; `kubectl apply -f FILE` starts it.\n" + to_yaml(jobset)
-
-
-def apply(text: str) -> int:
-    """Give the manifest to kubectl; the result is its exit status."""
-    return feed(text, "kubectl", "apply", "-f", "-", missing="install it")
 
 
 def _check(job: KubernetesJob) -> None:
@@ -230,58 +164,75 @@ def _environment(job: KubernetesJob) -> list[dict[str, Any]]:
         {"name": COUNT, "value": str(job.pods)},
         {"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}},
     ]
-    # The image's own home directory cannot be written.
+    # The root file system is read-only, and so is the image's home directory.
     own = {"HOME": "/tmp"} | dict(job.environment)
     return [*place, *({"name": name, "value": _literal(value)} for name, value in own.items())]
 
 
 def _literal(text: str) -> str:
-    """Kubernetes puts variables in the place of $(NAME), and takes $$ for one $."""
+    """Protect $: Kubernetes replaces $(NAME) by a variable's value, and $$ by one $."""
     return text.replace("$", "$$")
 
 
+# ---- Command line ---------------------------------------------------------------------------------------
+
 _ABOUT = """\
-Make a JobSet of N pods, a process in each, and give it to kubectl. It needs the JobSet controller in the cluster,
-an image (see launch/Dockerfile) and a PersistentVolumeClaim that all pods can write, where the command starts.
-When a pod fails, the whole set is started anew. Variables travel only if --env names them.
+Write a JobSet of N pods with one process each, and give it to kubectl. This needs the JobSet controller in the
+cluster, an image (see launch/Dockerfile) and a PersistentVolumeClaim that all pods can write, where the command
+starts. When a pod fails, the whole set starts again. Variables are passed on only with --env.
 
 examples:
-  jaxnet launch kubernetes --pods 2 --gpus 8 --image registry.example/jaxnet:1 --claim work -- train.py --config c.py
-  jaxnet launch kubernetes --pods 4 --image jaxnet:1 --claim work --dry-run -- train.py --config configs/digits.py
+  jaxnet launch kubernetes --pods 2 --gpus 8 --image registry.example/jaxnet:1 --claim work \\
+      -- jaxnet train --config configs/digits.py
+  jaxnet launch kubernetes --pods 4 --image jaxnet:1 --claim work --dry-run -- jaxnet train --config configs/digits.py
 """
 
 
 def add_kind(kinds: Commands) -> None:
-    """Add `kubernetes`."""
+    """Add `kubernetes` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "kubernetes", "a JobSet of Kubernetes", _ABOUT, run)
-    parser.add_argument("--pods", type=positive, required=True, metavar="N", help="how many processes")
+    parser.add_argument(
+        "--pods", type=positive, required=True, metavar="N", help="how many pods, each with one process"
+    )
     parser.add_argument("--image", required=True, help="the container image")
-    parser.add_argument("--claim", required=True, metavar="NAME", help="the PersistentVolumeClaim all pods write")
-    parser.add_argument("--mount", default="/work", metavar="PATH", help="where it is mounted; default /work")
-    parser.add_argument("--name", default="jaxnet", help="of the set; default jaxnet")
+    parser.add_argument(
+        "--claim", required=True, metavar="NAME", help="a PersistentVolumeClaim that all pods can write"
+    )
+    parser.add_argument("--mount", default="/work", metavar="PATH", help="where the claim is mounted; default /work")
+    parser.add_argument("--name", default="jaxnet", help="name of the set; default jaxnet")
     parser.add_argument("--namespace", metavar="NAME", help="default: kubectl's own")
     parser.add_argument("--cpus", default="4", metavar="Q", help="CPU cores of each pod; default 4")
-    parser.add_argument("--memory", default="16Gi", metavar="Q", help="of each pod; default 16Gi")
+    parser.add_argument("--memory", default="16Gi", metavar="Q", help="memory of each pod; default 16Gi")
     parser.add_argument("--shared-memory", default="2Gi", metavar="Q", help="/dev/shm of each pod; default 2Gi")
-    parser.add_argument("--gpus", type=not_negative, default=0, metavar="G", help="of each pod; default 0")
+    parser.add_argument("--gpus", type=not_negative, default=0, metavar="G", help="GPUs of each pod; default 0")
     parser.add_argument(
-        "--restarts", type=not_negative, default=3, metavar="R", help="of the whole set, after failures; default 3"
+        "--restarts",
+        type=not_negative,
+        default=3,
+        metavar="R",
+        help="start the whole set again after a failure, at most R times; default 3",
     )
-    parser.add_argument("--grace", type=positive, default=120, metavar="S", help="seconds to save in; default 120")
     parser.add_argument(
-        "--node-selector", action="append", default=[], metavar="LABEL=VALUE", help="of nodes that will do"
+        "--grace",
+        type=positive,
+        default=120,
+        metavar="S",
+        help="seconds from SIGTERM to SIGKILL, in which to save; default 120",
     )
-    parser.add_argument("--python", default="python3", metavar="PATH", help="the image's; default python3")
+    parser.add_argument(
+        "--node-selector",
+        action="append",
+        default=[],
+        metavar="LABEL=VALUE",
+        help="a label that nodes must have; may be repeated",
+    )
+    parser.add_argument("--python", default="python3", metavar="PATH", help="the image's Python; default python3")
     add_devices(parser)
-    add_command(parser, "the manifest")
+    add_job_options(parser, "the manifest")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `jaxnet launch kubernetes`."""
-    from jaxnet.operations.launchers.job import passed_environment, whole_command
-
-    pass
-
     text = manifest(
         KubernetesJob(
             whole_command(command_of(args), args.python),
@@ -301,4 +252,4 @@ def run(args: argparse.Namespace) -> int:
             selector={label: value for label, _, value in (text.partition("=") for text in args.node_selector)},
         )
     )
-    return show(text) if args.dry_run else apply(text)
+    return show(text) if args.dry_run else feed(text, "kubectl", "apply", "-f", "-", cure="install it")

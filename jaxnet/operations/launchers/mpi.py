@@ -1,4 +1,8 @@
-"""`jaxnet launch mpi`."""
+"""`jaxnet launch mpi`: a script in which mpirun or srun starts the processes.
+
+With `transport="xla"` MPI only starts them. JAX joins them, and they learn their place from the starter's variables.
+With `transport="mpi"` MPI also joins them and carries the gradients.
+"""
 
 import argparse
 import os
@@ -9,33 +13,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxnet.cluster.environment import COORDINATOR, Address
-from jaxnet.command_line import HOSTFILE, Commands, add_command, add_devices, command_of, new_kind, positive, show
+from jaxnet.cluster.addresses import Address
+from jaxnet.cluster.environment import COORDINATOR
+from jaxnet.command_line import Commands, positive
 from jaxnet.errors import InputError
-from jaxnet.operations.launchers.hosts import Host
-from jaxnet.operations.launchers.job import FORGET, PORT, array, exports, need, task
+from jaxnet.operations.launchers.hosts import Host, parse_list, read_file
+from jaxnet.operations.launchers.job import (
+    HOSTFILE,
+    PASSED,
+    PORT,
+    add_devices,
+    add_job_options,
+    command_of,
+    new_kind,
+    passed_environment,
+    show,
+    whole_command,
+)
+from jaxnet.operations.launchers.script import define_task, exec_script, find_program, setup
 
-# ---- A script in which mpirun, or srun, starts the processes: Open MPI, MPICH, or Slurm's own support of MPI
-#
-# With `transport="xla"` MPI does no more than that: JAX joins the processes, which get their place from the
-# starter's variables. With `transport="mpi"` the gradients too travel by MPI, which joins the ranks.
-
-
-STARTERS = {"openmpi": "mpirun", "mpich": "mpirun", "srun": "srun"}
-"""What each starter's program is called."""
-
-_PLACE = {
+_STARTERS = {"openmpi": "mpirun", "mpich": "mpirun", "srun": "srun"}
+_PLACE = {  # the variables in which a starter gives a process its number, and how many there are
     "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "mpich": ("PMI_RANK", "PMI_SIZE"),
 }
-_SAYS = {"openmpi": "Open MPI", "mpich": "HYDRA"}
+_SAYS = {"openmpi": "Open MPI", "mpich": "HYDRA"}  # what `mpirun --version` contains
 
 
 @dataclass(frozen=True)
 class MpiJob:
-    """What every rank executes, in `directory` and with `environment`; no `hosts` means this one.
+    """A job for mpirun or srun.
 
-    `options` go to the starter as they are. `port` is where process 0 waits with `transport="xla"`.
+    Attributes:
+        command: what every process executes, in `directory` and with `environment`.
+        processes: how many in all.
+        hosts: where they run; none means this host.
+        starter: `openmpi`, `mpich` or `srun`.
+        transport: how gradients travel, `xla` or `mpi`.
+        port: where process 0 listens with `transport="xla"`.
+        options: further words for the starter.
     """
 
     command: Sequence[str]
@@ -50,30 +66,20 @@ class MpiJob:
 
 
 def mpi_script(job: MpiJob) -> str:
-    """The script; it becomes the starter."""
+    """The script, whose process turns into the starter."""
     _check(job)
     parts = [
         "#!/bin/bash\n# Made by `jaxnet launch mpi`.\nset -euo pipefail",
-        f"cd -- {shlex.quote(job.directory)}\n{exports(job.environment)}\n{FORGET}",
-        array("command", job.command),
+        *setup(job.directory, job.environment, job.command),
     ]
     run = '"${command[@]}"'
     if job.transport == "xla":
         first = job.hosts[0].name if job.hosts else "127.0.0.1"
-        parts.append(f"export {COORDINATOR}={shlex.quote(str(Address(first, job.port)))}\n{task(*_PLACE[job.starter])}")
+        parts.append(
+            f"export {COORDINATOR}={shlex.quote(str(Address(first, job.port)))}\n{define_task(*_PLACE[job.starter])}"
+        )
         run = f'/bin/sh -c "$task" sh {run}'
     return "\n\n".join([*parts, f"exec {shlex.join(_starter(job))} \\\n  {run}"]) + "\n"
-
-
-def check_starter(starter: str) -> None:
-    """Raise InputError when the `mpirun` on the PATH is missing, or another MPI's."""
-    found = need(STARTERS[starter], "install Open MPI or MPICH (on Debian and Ubuntu: apt-get install openmpi-bin)")
-    if starter in _SAYS:
-        printed = subprocess.run([found, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
-        if _SAYS[starter].lower() not in printed.lower():
-            raise InputError(
-                f"--starter {starter}: {found} says {printed.splitlines()[:1]} of itself; give the --starter that it is"
-            )
 
 
 def _starter(job: MpiJob) -> list[str]:
@@ -81,7 +87,7 @@ def _starter(job: MpiJob) -> list[str]:
     count = str(job.processes)
     if job.starter == "openmpi":
         hosts = ["--host", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)] if job.hosts else []
-        # By name: in -x NAME=VALUE some characters would separate further variables.
+        # -x NAME, not -x NAME=VALUE: in a value, some characters would separate further variables.
         return ["mpirun", "-n", count, *hosts, *(word for name in sent for word in ("-x", name)), *job.options]
     if job.starter == "mpich":
         hosts = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)] if job.hosts else []
@@ -105,45 +111,60 @@ def _check(job: MpiJob) -> None:
         raise InputError("the command says transport=mpi: give --transport mpi before the --")
 
 
+def _check_starter(starter: str) -> None:
+    """Raise InputError when the starter's program is missing here, or is that of another MPI."""
+    found = find_program(
+        _STARTERS[starter], "install Open MPI or MPICH (on Debian and Ubuntu: apt-get install openmpi-bin)"
+    )
+    if starter in _SAYS:
+        printed = subprocess.run([found, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+        if _SAYS[starter].lower() not in printed.lower():
+            raise InputError(
+                f"--starter {starter}: {found} says {printed.splitlines()[:1]} of itself; give the --starter that it is"
+            )
+
+
+# ---- Command line ---------------------------------------------------------------------------------------
+
 _ABOUT = """\
-Start the processes with mpirun, of Open MPI or MPICH, or with srun. By default MPI does no more than that, and
-JAX joins the processes; with --transport mpi their gradients travel by MPI, as transport=mpi in the config says
-(a .py file then runs under `python -m mpi4py`, which ends all ranks when one fails).
+Start the processes with mpirun, of Open MPI or MPICH, or with srun. By default MPI only starts them, and JAX joins
+them. With --transport mpi the gradients travel by MPI; say transport=mpi in the config too. A .py file or jaxnet then
+runs under `python -m mpi4py`, which ends all processes when one fails.
 
 examples:
-  jaxnet launch mpi --processes 2 --hosts node1,node2 -- train.py --config configs/digits.py
-  jaxnet launch mpi --processes 8 --hosts node1:4,node2:4 --transport mpi -- train.py --config c.py transport=mpi
-  jaxnet launch mpi --processes 2 --starter mpich --dry-run -- train.py --config configs/digits.py
+  jaxnet launch mpi --processes 2 --hosts node1,node2 -- jaxnet train --config configs/digits.py
+  jaxnet launch mpi --processes 8 --hosts node1:4,node2:4 --transport mpi -- jaxnet train --config c.py transport=mpi
+  jaxnet launch mpi --processes 2 --starter mpich --dry-run -- jaxnet train --config configs/digits.py
 """
 
 
 def add_kind(kinds: Commands) -> None:
-    """Add `mpi`."""
-    parser = new_kind(kinds, "mpi", "ranks of mpirun", _ABOUT, run)
-    parser.add_argument("--processes", type=positive, required=True, metavar="N", help="how many in all")
+    """Add `mpi` to the kinds of `jaxnet launch`."""
+    parser = new_kind(kinds, "mpi", "processes that mpirun or srun starts", _ABOUT, run)
+    parser.add_argument("--processes", type=positive, required=True, metavar="N", help="how many processes in all")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="HOST[:SLOTS],...", help="where they run; default here")
+    where.add_argument("--hosts", metavar="HOST[:SLOTS],...", help="where they run; default: here")
     where.add_argument("--hostfile", type=Path, metavar="FILE", help=HOSTFILE)
     parser.add_argument(
-        "--starter", choices=("openmpi", "mpich", "srun"), default="openmpi", help="whose mpirun; default openmpi"
+        "--starter", choices=tuple(_STARTERS), default="openmpi", help="openmpi, mpich or srun; default openmpi"
     )
-    parser.add_argument("--transport", choices=("xla", "mpi"), default="xla", help="as in the config; default xla")
-    parser.add_argument("--port", type=positive, metavar="P", help="where process 0 waits for the others")
+    parser.add_argument(
+        "--transport", choices=("xla", "mpi"), default="xla", help="as in the config: xla or mpi; default xla"
+    )
+    parser.add_argument("--port", type=positive, metavar="P", help=f"where process 0 listens; default {PORT}")
     add_devices(parser)
     parser.add_argument(
-        "--option", action="append", default=[], metavar="WORD", help="for the starter, as in --option=--oversubscribe"
+        "--option",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="another word for the starter, as in --option=--oversubscribe; may be repeated",
     )
-    add_command(parser, "the script")
+    add_job_options(parser, "the script")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `jaxnet launch mpi`."""
-    from jaxnet.operations.launchers.hosts import parse_list, read_file
-    from jaxnet.operations.launchers.job import PASSED, PORT, passed_environment, whole_command
-
-    pass
-    from jaxnet.operations.launchers.job import become
-
     hosts = read_file(args.hostfile) if args.hostfile else parse_list(args.hosts, "slots") if args.hosts else []
     command = whole_command(command_of(args), sys.executable)
     if args.transport == "mpi" and command[0] == sys.executable:
@@ -163,5 +184,5 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.dry_run:
         return show(script)
-    check_starter(args.starter)
-    become(script)
+    _check_starter(args.starter)
+    exec_script(script)

@@ -1,4 +1,7 @@
-"""`jaxnet launch sky`."""
+"""`jaxnet launch sky`: a SkyPilot task that runs one command on every host.
+
+A process reads its place from SkyPilot's variables, see `jaxnet.cluster.environment`.
+"""
 
 import argparse
 import os
@@ -10,23 +13,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxnet.command_line import Commands, add_command, add_devices, command_of, new_kind, positive, show
+from jaxnet.command_line import Commands, positive
 from jaxnet.errors import InputError
-from jaxnet.operations.launchers.job import FORGET, check_label, check_word, exports, need
-from jaxnet.operations.launchers.kubernetes import to_yaml
-
-# ---- A SkyPilot task: one command on every node; `jaxnet` reads each node's place from SkyPilot's variables
+from jaxnet.operations.launchers.job import (
+    add_devices,
+    add_job_options,
+    check_label,
+    check_word,
+    command_of,
+    new_kind,
+    passed_environment,
+    show,
+    whole_command,
+)
+from jaxnet.operations.launchers.script import UNSET, exports, find_program
+from jaxnet.operations.launchers.yaml import to_yaml
 
 
 @dataclass(frozen=True)
 class SkyJob:
-    """What every node executes.
+    """A job for SkyPilot.
 
     Attributes:
-        accelerators: of each node, as SkyPilot writes them: `A100:8`.
-        workdir: a folder here that SkyPilot copies to every node, where commands start.
-        setup: a shell command that prepares a node.
-        infra: where, as SkyPilot writes it: `gcp/us-central1`, `kubernetes`; else the cheapest it finds.
+        command: what every host executes, with `environment`.
+        nodes: how many hosts.
+        accelerators: of each host, in SkyPilot's form: `A100:8`.
+        workdir: a folder here that SkyPilot copies to every host, where the command starts.
+        setup: a shell command that prepares a host.
+        infra: where, in SkyPilot's form: `gcp/us-central1`, `kubernetes`; None: the cheapest that SkyPilot finds.
     """
 
     command: Sequence[str]
@@ -49,13 +63,13 @@ def sky_task(job: SkyJob) -> str:
     task: dict[str, Any] = {"name": check_label("--name", job.name), "num_nodes": job.nodes}
     task |= {"resources": resources} if resources else {}
     task |= {"workdir": job.workdir} | ({"setup": job.setup} if job.setup else {})
-    task["run"] = "\n".join([exports(job.environment), FORGET, f"exec {shlex.join(job.command)}"]) + "\n"
+    task["run"] = "\n".join([exports(job.environment), UNSET, f"exec {shlex.join(job.command)}"]) + "\n"
     return f"# Made by `jaxnet launch sky`; `sky launch -c {job.name} FILE` starts it.\n" + to_yaml(task)
 
 
-def launch(text: str, name: str) -> int:
-    """Give the task to `sky launch`; the result is its exit status."""
-    found = need("sky", "install SkyPilot")
+def _launch(text: str, name: str) -> int:
+    """Give the task to `sky launch`, which reads files only; return its exit status."""
+    found = find_program("sky", "install SkyPilot")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "task.yaml"
         path.write_text(text)
@@ -65,36 +79,39 @@ def launch(text: str, name: str) -> int:
             raise InputError(f"cannot run {found}: {error.strerror}") from None
 
 
+# ---- Command line ---------------------------------------------------------------------------------------
+
 _ABOUT = """\
-Make a task for SkyPilot, which finds the machines and runs the command on each, and give it to `sky launch`.
-Variables travel only if --env names them, and are written into the task.
+Write a task for SkyPilot and give it to `sky launch`. SkyPilot finds the machines and runs the command on each.
+Variables are passed on only with --env, and their values stand in the task.
 
 examples:
-  jaxnet launch sky --nodes 2 --accelerators A100:8 --setup 'pip install .[cuda]' -- train.py --config configs/digits.py
-  jaxnet launch sky --nodes 2 --infra gcp/us-central1 --dry-run -- train.py --config configs/digits.py
+  jaxnet launch sky --nodes 2 --accelerators A100:8 --setup 'pip install .[cuda]' \\
+      -- jaxnet train --config configs/digits.py
+  jaxnet launch sky --nodes 2 --infra gcp/us-central1 --dry-run -- jaxnet train --config configs/digits.py
 """
 
 
 def add_kind(kinds: Commands) -> None:
-    """Add `sky`."""
+    """Add `sky` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "sky", "machines that SkyPilot finds", _ABOUT, run)
     parser.add_argument("--nodes", type=positive, required=True, metavar="N", help="how many hosts")
     parser.add_argument("--accelerators", metavar="NAME:COUNT", help="of each host, such as A100:8")
-    parser.add_argument("--infra", metavar="WHERE", help="such as gcp/us-central1; default: the cheapest")
-    parser.add_argument("--name", default="jaxnet", help="of the task and its cluster; default jaxnet")
-    parser.add_argument("--upload", default=".", metavar="DIR", help="copied to the hosts, where it starts; default .")
+    parser.add_argument(
+        "--infra", metavar="WHERE", help="such as gcp/us-central1; default: the cheapest that SkyPilot finds"
+    )
+    parser.add_argument("--name", default="jaxnet", help="name of the task and its cluster; default jaxnet")
+    parser.add_argument(
+        "--upload", default=".", metavar="DIR", help="folder to copy to the hosts, where the command starts; default ."
+    )
     parser.add_argument("--setup", metavar="SHELL", help="a shell command that prepares a host")
-    parser.add_argument("--python", default="python3", metavar="PATH", help="the hosts'; default python3")
+    parser.add_argument("--python", default="python3", metavar="PATH", help="the hosts' Python; default python3")
     add_devices(parser)
-    add_command(parser, "the task")
+    add_job_options(parser, "the task")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `jaxnet launch sky`."""
-    from jaxnet.operations.launchers.job import passed_environment, whole_command
-
-    pass
-
     text = sky_task(
         SkyJob(
             whole_command(command_of(args), args.python),
@@ -107,4 +124,4 @@ def run(args: argparse.Namespace) -> int:
             environment=passed_environment(os.environ, args.env, devices=args.devices_per_process),
         )
     )
-    return show(text) if args.dry_run else launch(text, args.name)
+    return show(text) if args.dry_run else _launch(text, args.name)

@@ -1,4 +1,4 @@
-"""`jaxnet launch slurm`."""
+"""`jaxnet launch slurm`: a batch script with one step of all processes, stopped in good order before its time limit."""
 
 import argparse
 import os
@@ -8,31 +8,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxnet.command_line import Commands, add_command, add_devices, command_of, new_kind, not_negative, positive, show
+from jaxnet.command_line import Commands, not_negative, positive
 from jaxnet.errors import InputError
-from jaxnet.operations.launchers.job import FORGET, array, check_word, exports, feed, task
-
-# ---- A Slurm batch script: one step of all processes, stopped in good order before the time limit -----
-#
-# The script names the coordinator and each process's place itself, although JAX can find both: JAX would then
-# give the process with local number k the device k alone, which leaves a host's other devices idle where there
-# is one process a host, and does not exist where Slurm has bound a device to each process.
-
+from jaxnet.operations.launchers.job import (
+    PASSED,
+    add_devices,
+    add_job_options,
+    check_word,
+    command_of,
+    new_kind,
+    passed_environment,
+    show,
+    whole_command,
+)
+from jaxnet.operations.launchers.script import define_task, feed, setup
 
 _ONE_JOB = "$SLURM_JOB_ID"
-_ONE_OF_ARRAY = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"  # the first of an array has the id of the whole array
+_ONE_OF_ARRAY = (
+    "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"  # SLURM_JOB_ID of a first array task is the id of the whole array
+)
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What is asked of Slurm.
+    """A job for Slurm.
 
     Attributes:
         command: what every process executes, in `directory` and with `environment`.
-        requeue: how often the job is queued again when the time limit has come near. 0 also means that
-            Slurm must not start it again after a node has failed.
+        requeue: how often the job enters the queue again when its time limit is near. With 0, Slurm does not start it
+            again after a host has failed either.
         warn_seconds: how long before the time limit the processes get SIGTERM, to save and end.
-        experiments: with any, an array of jobs; each adds its words to `command`.
+        experiments: where given, the job becomes an array, and each of its jobs adds one of these to `command`.
         options: further options of sbatch, such as `--qos=high`.
     """
 
@@ -60,17 +66,11 @@ def slurm_script(job: SlurmJob) -> str:
     parts = [
         "#!/bin/bash\n# Made by `jaxnet launch slurm`; `sbatch FILE` submits it.\n" + _directives(job),
         "set -euo pipefail",
-        f"cd -- {shlex.quote(job.directory)}\n{exports(job.environment)}\n{FORGET}",
-        array("command", job.command),
+        *setup(job.directory, job.environment, job.command),
     ]
     if job.experiments:
         parts.append(_choose(job.experiments))
     return "\n\n".join([*parts, _coordinator(), _step(job), _end(job.requeue)]) + "\n"
-
-
-def submit(script: str) -> int:
-    """Give `script` to sbatch; the result is its exit status."""
-    return feed(script, "sbatch", missing="run this where Slurm's jobs are submitted")
 
 
 def _directives(job: SlurmJob) -> str:
@@ -103,15 +103,18 @@ def _choose(experiments: Sequence[Sequence[str]]) -> str:
 
 
 def _coordinator() -> str:
+    # The script names the coordinator and each process's place, although JAX can find both under Slurm. JAX would then
+    # give the process with local number k the device k alone. With one process a host that leaves the other devices
+    # idle, and where Slurm has bound one device to each process, device k does not exist.
     return """\
 # Process 0 is on the first host. The port is outside the range from which Linux gives ports away.
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export JAX_COORDINATOR_ADDRESS="$first:$((61440 + SLURM_JOB_ID % 4096))"
-""" + task("SLURM_PROCID", "SLURM_NTASKS")
+""" + define_task("SLURM_PROCID", "SLURM_NTASKS")
 
 
 def _step(job: SlurmJob) -> str:
-    # Since 22.05, srun does not take this one over from sbatch.
+    # Since 22.05, srun no longer takes this option over from sbatch.
     cpus = f"--cpus-per-task={job.cpus_per_process} " if job.cpus_per_process else ""
     return f"""\
 # Near the time limit the processes are asked to save and end. Only this way do they and not srun get the signal.
@@ -139,60 +142,67 @@ fi
 exit "$status\""""
 
 
+# ---- Command line ---------------------------------------------------------------------------------------
+
 _ABOUT = """\
-Submit a batch job of one process a host, or several. Before the time limit the processes are told to save and
-end, and with --requeue the job then waits for its next turn, where the trainer continues. The job runs in this
-folder with this Python, which all hosts must see.
+Submit a batch job with one process a host, or several. Shortly before the time limit the processes are told to save
+and end. With --requeue the job then enters the queue again, and training continues where it stopped. The job runs in
+this folder with this Python, and every host must see both.
 
 examples:
-  jaxnet launch slurm --nodes 2 --gpus-per-process 8 --time 4:00:00 --requeue 10 -- train.py --config configs/digits.py
-  jaxnet launch slurm --nodes 4 --partition main --dry-run -- train.py --config configs/digits.py hosts=4
-  jaxnet launch slurm --nodes 1 --experiment '--workdir runs/a seed=0' --experiment '--workdir runs/b seed=1' \\
-      -- train.py --config configs/digits.py
+  jaxnet launch slurm --nodes 2 --gpus-per-process 8 --time 4:00:00 --requeue 10 \\
+      -- jaxnet train --config configs/digits.py
+  jaxnet launch slurm --nodes 4 --partition main --dry-run -- jaxnet train --config configs/digits.py hosts=4
+  jaxnet launch slurm --nodes 1 --experiment '--workdir runs/a seed=0' --experiment '--workdir runs/b seed=1' \
+      -- jaxnet train --config configs/digits.py
 """
 
 
 def add_kind(kinds: Commands) -> None:
-    """Add `slurm`."""
+    """Add `slurm` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "slurm", "a batch job of Slurm", _ABOUT, run)
     parser.add_argument("--nodes", type=positive, required=True, metavar="N", help="how many hosts")
     parser.add_argument("--processes-per-node", type=positive, default=1, metavar="P", help="default 1")
     parser.add_argument("--gpus-per-process", type=positive, metavar="G", help="GPUs bound to each process")
     parser.add_argument("--cpus-per-process", type=positive, metavar="C", help="CPU cores of each process")
     add_devices(parser)
-    parser.add_argument("--time", metavar="T", help="the time limit, as Slurm writes it: 30, 4:00:00, 1-12:00:00")
+    parser.add_argument("--time", metavar="T", help="the time limit in Slurm's form: 30, 4:00:00, 1-12:00:00")
     parser.add_argument("--partition", metavar="NAME", help="default: Slurm's own")
     parser.add_argument("--account", metavar="NAME", help="default: Slurm's own")
-    parser.add_argument("--name", default="jaxnet", help="of the job; default jaxnet")
+    parser.add_argument("--name", default="jaxnet", help="name of the job; default jaxnet")
     parser.add_argument(
         "--requeue",
         type=not_negative,
         default=0,
         metavar="N",
-        help="queue the job again, up to N times, when the time limit ends it, and when a host fails; default 0",
+        help="queue the job again, up to N times, when its time limit ends it or a host fails; default 0",
     )
     parser.add_argument(
-        "--warn", type=positive, default=120, metavar="S", help="say stop S seconds before the limit; default 120"
+        "--warn",
+        type=positive,
+        default=120,
+        metavar="S",
+        help="tell the processes to stop S seconds before the limit; default 120",
     )
     parser.add_argument(
         "--experiment",
         action="append",
         default=[],
         metavar="WORDS",
-        help="a job of its own with these words added to the command; may be repeated",
+        help="submit a separate job with these words added to the command; may be repeated",
     )
     parser.add_argument(
-        "--sbatch", action="append", default=[], metavar="OPTION", help="further, as in --sbatch=--qos=high"
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="another option of sbatch, as in --sbatch=--qos=high; may be repeated",
     )
-    add_command(parser, "the batch script")
+    add_job_options(parser, "the batch script")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `jaxnet launch slurm`."""
-    from jaxnet.operations.launchers.job import PASSED, passed_environment, whole_command
-
-    pass
-
     script = slurm_script(
         SlurmJob(
             whole_command(command_of(args), sys.executable),
@@ -212,7 +222,9 @@ def run(args: argparse.Namespace) -> int:
             options=args.sbatch,
         )
     )
-    return show(script) if args.dry_run else submit(script)
+    if args.dry_run:
+        return show(script)
+    return feed(script, "sbatch", cure="run this where Slurm's jobs are submitted")
 
 
 def _words(text: str) -> list[str]:

@@ -1,12 +1,14 @@
-"""On a host of `jaxnet launch ssh`: that host's processes, which end when the connection to the launcher does.
+"""Run on each host of `jaxnet launch ssh`: start the host's processes, and end them when the connection ends.
 
-It travels over the connection as text and imports nothing of ours, so that a host needs no more for it than
-Python. After its text, its input is one order (a line of JSON), and then a line now and then: the name of a signal
-to pass on, or nothing, which says that the launcher is still there. When the input ends, or nothing comes for
-too long, the processes are killed with all that they started. Nothing goes through a terminal, which would mix
-up output and errors, and no value through a shell.
+This is a file of its own because its text travels over ssh to a host that need have nothing but Python 3.10. It
+imports the standard library only.
 
-Asked to, it tells between the lines of output how far its processes have come, which they write into private files.
+Its input, after its own text, is one order (a line of JSON). Each later line is the name of a signal to pass on, or is
+empty, which says that the launcher is alive. When the input ends, or no line comes for too long, the agent kills the
+processes with all that they started. There is no terminal, which would mix output and errors, and no value passes
+through a shell.
+
+If the order has a mark, the agent also reports the processes' progress, which they write into private files.
 """
 
 import ctypes
@@ -30,7 +32,11 @@ _LONGEST_LINE = 1 << 20
 
 
 class Agent:
-    """The processes of one order; `run` returns the status of the first that failed, as a shell reports it."""
+    """The processes of one order.
+
+    Threads wait for input, for output and for processes to end. They put what happens into `_events`, which `run`
+    handles one by one, so that only one thread changes the state.
+    """
 
     def __init__(self, order: dict[str, Any]):
         self._order = order
@@ -45,6 +51,7 @@ class Agent:
         self._ended = threading.Event()
 
     def run(self) -> int:
+        """The status of the first process that failed, as a shell reports it, or 0."""
         if not self._order["mark"]:
             return self._run()
         with tempfile.TemporaryDirectory(prefix="jaxnet-") as folder:
@@ -66,6 +73,7 @@ class Agent:
             return 1
         self._watch_all()
         silent_at = time.monotonic() + self._silence
+        # The earlier of two deadlines: processes that got SIGTERM must end, and a sign of life must come.
         while self._running:
             left = min(self._kill_at, silent_at) - time.monotonic()
             try:
@@ -87,6 +95,7 @@ class Agent:
         return self._status
 
     def _start(self, own: dict[str, str]) -> None:
+        # `unset` names variables of another job, which a login may set.
         kept = {name: value for name, value in os.environ.items() if name not in self._order["unset"]}
         process = subprocess.Popen(
             self._order["command"],
@@ -96,7 +105,7 @@ class Agent:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # there is no other thread yet
+            preexec_fn=_die_with_parent,  # safe: this process has no other thread yet
         )
         self._running[process.pid] = process
 
@@ -123,7 +132,7 @@ class Agent:
 
     def _on_end(self, pid: int, returncode: int) -> None:
         del self._running[pid]
-        _kill_group(pid)  # what it started and left behind
+        _kill_group(pid)  # whatever it started and left behind
         if returncode != 0 and self._status == 0:
             self._status = 128 - returncode if returncode < 0 else returncode
             self._kill_at = time.monotonic() + self._order["grace_seconds"]
@@ -143,7 +152,7 @@ class Agent:
             self._write(sink, prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
 
     def _write(self, sink: Any, line: bytes) -> None:
-        with self._writing, suppress(OSError):  # of a connection that has ended
+        with self._writing, suppress(OSError):  # the connection may have ended
             sink.write(line)
             sink.flush()
 
@@ -153,12 +162,15 @@ class Agent:
         self._tell()
 
     def _tell(self) -> None:
-        """Say `MARK FIRST AGE STEP` once all have done a step, as `jaxnet.cluster.progress` has it, if it is news."""
+        """Write `MARK FIRST AGE STEP`, if it is news and all processes have done a step.
+
+        AGE is how long ago the first step was done, because clocks of two hosts differ. See `jaxnet.cluster.progress`.
+        """
         found = []
         for own in self._order["own"]:
             try:
                 first, began, step = Path(own["JAXNET_PROGRESS_FILE"]).read_text().split()
-            except (OSError, ValueError):  # not yet
+            except (OSError, ValueError):  # no step yet
                 return
             found.append((int(first), float(began), int(step)))
         first, began, step = (max(values) for values in zip(*found, strict=True))
@@ -179,5 +191,5 @@ def _kill_group(group: int) -> None:
 
 
 if __name__ == "__main__":
-    # At once: one thread still reads the input, and others may wait for a connection that takes no more output.
+    # os._exit: one thread still reads the input, and others may wait on a connection that takes no more output.
     os._exit(Agent(json.loads(sys.stdin.buffer.readline())).run())

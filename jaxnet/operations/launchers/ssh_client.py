@@ -1,9 +1,11 @@
-"""One connection of `jaxnet launch ssh`, as a script: ssh, fed with what the host's agent is to do.
+"""Run here for each host of `jaxnet launch ssh`: hold one ssh connection and feed the agent behind it.
 
-It stands between the launcher and ssh because SIGTERM would end ssh and leave the remote processes to be killed:
-signals go to them as lines of input. It imports nothing of ours; its order is JSON in the variable JAXNET_SSH_ORDER.
-Lines that begin with the order's mark are no output: they say how far the processes have come, which goes into the file
-that the launcher reads, by this host's clock.
+This is a file of its own because each connection is a process, started by path with `python -I -S`: it may import
+the standard library only. It stands between launcher and ssh because SIGTERM would end ssh at once and leave the
+remote processes to be killed. Signals go to the agent as lines of input instead.
+
+Its order is JSON in the variable JAXNET_SSH_ORDER. Output lines that begin with the order's mark report progress. They
+go into the file that the launcher reads, with times of this host's clock.
 """
 
 import json
@@ -22,10 +24,16 @@ _LONGEST_LINE = 1 << 20
 
 
 def connect(command: list[str], lines: list[str], log: Any, beat_seconds: float, take: Callable[[bytes], bool]) -> int:
-    """Run the ssh `command`, say `lines` to it and pass on signals; the result is the remote exit status.
+    """Run the ssh `command`, send it `lines`, pass on signals; return the remote exit status.
 
-    `take` gets each line of output first, and says whether it has taken it.
+    Args:
+        command: ssh and its arguments.
+        lines: its first input.
+        log: a file for the output, or None.
+        beat_seconds: between two empty lines, which tell the agent that this end is alive.
+        take: gets each line of output first and returns whether to leave it out.
     """
+    # A signal handler may put into a SimpleQueue at any moment, even while this thread waits in `get`.
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: said.put(signal.Signals(number).name))
@@ -53,12 +61,12 @@ def connect(command: list[str], lines: list[str], log: Any, beat_seconds: float,
 
 def _await_end(process: "subprocess.Popen[bytes]", said: "queue.SimpleQueue[str | None]") -> None:
     process.wait()
-    said.put(None)  # which wakes the one that waits for a line
+    said.put(None)  # wake the loop that waits for a line
 
 
 def _say(process: "subprocess.Popen[bytes]", text: str) -> None:
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended, and its status says how
+    with suppress(BrokenPipeError):  # ssh has ended; its status says how
         process.stdin.write(text.encode())
         process.stdin.flush()
 
@@ -69,7 +77,7 @@ def _copy(source: Any, sink: Any, log: Any, writing: threading.Lock, take: Calla
             continue
         with writing:
             if log is not None:
-                with suppress(OSError):  # of a full disk, which costs lines of the file and none of the output
+                with suppress(OSError):  # a full disk costs lines of the file, not of the output
                     log.write(line)
             with suppress(OSError):
                 sink.write(line)
@@ -77,7 +85,7 @@ def _copy(source: Any, sink: Any, log: Any, writing: threading.Lock, take: Calla
 
 
 class Progress:
-    """Takes the lines `MARK FIRST AGE STEP`, and writes what they say as `jaxnet.cluster.progress` does."""
+    """Takes lines `MARK FIRST AGE STEP` and writes a progress file, see `jaxnet.cluster.progress`."""
 
     def __init__(self, mark: str, path: str) -> None:
         self._mark, self._path = mark.encode(), path
@@ -89,7 +97,7 @@ class Progress:
             return False
         first, age, step = (float(word) for word in words[1:])
         self._began = self._began or f"{first:.0f} {time.monotonic() - age!r}"
-        with suppress(OSError):  # what the launcher does not learn is no reason to hear no more of the host
+        with suppress(OSError):  # the job is worth more than its progress file
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.pwrite(file, f"{self._began} {step:.0f}\n".encode(), 0)
@@ -100,7 +108,7 @@ class Progress:
 
 if __name__ == "__main__":
     order = json.loads(os.environ.pop("JAXNET_SSH_ORDER"))
-    log = open(order["log"], "ab", buffering=0) if order["log"] else None  # noqa: SIM115, PTH123 as long as the process
+    log = open(order["log"], "ab", buffering=0) if order["log"] else None  # noqa: SIM115, PTH123 open until the process ends
     path = os.environ.get("JAXNET_PROGRESS_FILE")
     take = Progress(order["mark"], path).take if order["mark"] and path else lambda line: False
     status = connect(order["ssh"], order["lines"], log, order["beat_seconds"], take)

@@ -1,4 +1,4 @@
-"""What a job over ssh is, and what is sent to each of its hosts."""
+"""A job over ssh: what it is, how to log in to its hosts, and what each host is sent."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX, Address
+from jaxnet.cluster.addresses import Address
+from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
 from jaxnet.cluster.progress import PROGRESS
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.hosts import Host
@@ -18,45 +19,32 @@ from jaxnet.operations.supervise import Rank
 
 HERE = Path(__file__).parent
 SILENCE_SECONDS = 60.0
-# A false alarm costs a restart and no more, while nothing can go on without the host: better early than certain.
+# In a job that restarts, a false alarm costs one restart, while a lost host stops everything: decide early.
 RESTARTED_SILENCE_SECONDS = 15.0
 CONNECT_SECONDS = 20
 _BEAT_SECONDS = 5.0
-_SIGNS = 3  # of life, each unanswered, until silence is taken for the end
-_OPTIONS = (
-    "BatchMode=yes",
-    "StrictHostKeyChecking=yes",
-    f"ServerAliveCountMax={_SIGNS}",
-    "ControlMaster=no",  # a shared connection would not end with this one
-    "ControlPath=none",
-    "ClearAllForwardings=yes",
-    "ForwardAgent=no",
-    "ForwardX11=no",
-    "PermitLocalCommand=no",
-    "RemoteCommand=none",
-)
-# Neither quote, backslash, $ nor ! in it: the login shell may be any.
-_LOADER = "import json, sys; exec(json.loads(sys.stdin.buffer.readline()))"
-_MOST_BYTES = 120_000  # of one variable, in which the order reaches the connection's process
+_SIGNS = 3  # unanswered signs of life before a link counts as lost
+_MOST_BYTES = 120_000  # Linux takes 128 KiB in one variable; the order travels in one
 
 
 @dataclass(frozen=True)
 class SshJob:
-    """What runs on `hosts`, a process for each slot.
+    """What runs on `hosts`, one process for each slot.
 
     Attributes:
-        command: executed in `directory`, with `environment` on top of what a login there sets.
-        python: the hosts' interpreter, of any version from 3.10 on.
-        coordinator: where the others reach process 0; without a port, a free one is found there. By default,
-            the address at which ssh reached the first host.
-        config: a file in the place of ssh's own configuration.
-        logs: a folder, here, for the output of each host.
-        max_restarts: see `Restarts`; 0: the job is never started again.
+        command: executed in `directory`, with `environment` added to the variables of a login there.
+        python: the hosts' interpreter, version 3.10 or newer.
+        coordinator: where other hosts reach process 0; None: the address by which ssh reached the first host.
+        port: where process 0 listens; None: a port found free on the first host.
+        config: a file in place of ssh's own configuration.
+        logs: a folder here for the output of each host.
+        grace_seconds: from SIGTERM to SIGKILL when a process has failed.
+        max_restarts: see `RestartPolicy`; 0: the job never starts again.
         min_hosts: with how many of `hosts` an attempt may begin; None: with all of them.
-        silence_seconds: after so long without a sign of life a link counts as lost on both of its sides. None: 60, and
-            15 for a job that is started again.
-        look_seconds: between two looks for hosts that are missing. Each is a login on them, and a host that has been
-            seen twice costs all a restart: more than the steps that it would have done meanwhile.
+        silence_seconds: after so long without a sign of life, both sides take a link for lost. None: 60, and 15 for a
+            job that restarts.
+        look_seconds: between two probes of missing hosts. A probe is a login, and a host that answers twice makes all
+            restart, which costs more than the steps done while waiting.
     """
 
     command: Sequence[str]
@@ -76,15 +64,33 @@ class SshJob:
 
     @property
     def silence(self) -> float:
-        """`silence_seconds`, decided."""
+        """`silence_seconds`, or its default for this job."""
         if self.silence_seconds is not None:
             return self.silence_seconds
         return RESTARTED_SILENCE_SECONDS if self.max_restarts else SILENCE_SECONDS
 
 
 def processes(hosts: Sequence[Host]) -> int:
-    """How many processes run on them."""
+    """How many processes run on `hosts`."""
     return sum(host.slots for host in hosts)
+
+
+# ---- Logging in -----------------------------------------------------------------------------------------
+
+_OPTIONS = (
+    "BatchMode=yes",
+    "StrictHostKeyChecking=yes",
+    f"ServerAliveCountMax={_SIGNS}",
+    "ControlMaster=no",  # a shared connection would not end with this one
+    "ControlPath=none",
+    "ClearAllForwardings=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",
+)
+# The login shell on a host may be any shell, so this holds no quote, backslash, $ or !. All else goes through stdin.
+_LOADER = "import json, sys; exec(json.loads(sys.stdin.buffer.readline()))"
 
 
 def ssh_command(
@@ -94,7 +100,7 @@ def ssh_command(
     silence_seconds: float = SILENCE_SECONDS,
     connect_seconds: int = CONNECT_SECONDS,
 ) -> list[str]:
-    """The command that has the interpreter of a host execute what it is sent."""
+    """The command line that logs in to `host` and executes the Python text in its first line of input."""
     words = ["ssh", "-T"]
     if config is not None:
         words += ["-F", str(config)]
@@ -108,13 +114,24 @@ def ssh_command(
     return [*words, "--", host.name, "exec " + shlex.join([python, "-I", "-S", "-c", _LOADER])]
 
 
+# ---- What hosts are sent --------------------------------------------------------------------------------
+
+
+def connections(job: SshJob, coordinator: Address, bind: Address | None, attempt: int | None = None) -> list[Rank]:
+    """The processes that a launcher runs here: for each host, a connection that carries its order."""
+    agent = json.dumps((HERE / "ssh_agent.py").read_text())
+    return [
+        _connection(job, index, agent, order) for index, order in enumerate(orders(job, coordinator, bind, attempt))
+    ]
+
+
 def orders(
     job: SshJob, coordinator: Address, bind: Address | None, attempt: int | None = None
 ) -> list[dict[str, object]]:
-    """What each host's agent is to do; processes are numbered host by host.
+    """What the agent on each host is to do. Processes are numbered host by host.
 
-    With the number of an `attempt`, agents also tell how far their processes have come, in lines that begin with the
-    order's `mark`, which no other line does.
+    With the number of an `attempt`, agents also report how far their processes have come, in lines of output that
+    begin with the order's `mark`. The mark is random, so no other line begins with it.
     """
     count = processes(job.hosts)
     shared = {COORDINATOR: str(coordinator), COUNT: str(count)} | ({ATTEMPT: str(attempt)} if attempt else {})
@@ -138,14 +155,6 @@ def orders(
             }
         )
     return result
-
-
-def connections(job: SshJob, coordinator: Address, bind: Address | None, attempt: int | None = None) -> list[Rank]:
-    """What a launcher runs: a connection to each host, whose process there is `orders`'."""
-    agent = json.dumps((HERE / "ssh_agent.py").read_text())
-    return [
-        _connection(job, index, agent, order) for index, order in enumerate(orders(job, coordinator, bind, attempt))
-    ]
 
 
 def _connection(job: SshJob, index: int, agent: str, order: dict[str, object]) -> Rank:

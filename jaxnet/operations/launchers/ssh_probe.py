@@ -1,4 +1,7 @@
-"""On a host of `jaxnet launch ssh` that is asked whether it is there: where ssh reached it, and a free port."""
+"""Run on a host that `jaxnet launch ssh` probes: print the address by which ssh reached it, and a free port.
+
+This is a file of its own because its text travels over ssh to a host that need have nothing but Python 3.10.
+"""
 
 import os
 import socket
@@ -6,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Print them behind a word by which they are told from what a login prints."""
+    """Print one line; its first word tells it from whatever else a login prints."""
     address = os.environ.get("SSH_CONNECTION", "? ? ? ?").split()[2]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:

@@ -1,0 +1,129 @@
+"""A training state as named leaves, so that a checkpoint does not depend on the containers of a program.
+
+A state is a pytree: NamedTuples, dicts, optimizer states. A checkpoint stores it as nested dicts of arrays, and its
+manifest describes every leaf as `dtype[shape]`. Comparing two descriptions shows, before any array is read, whether a
+checkpoint fits a program.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import jax
+import numpy as np
+
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+T = TypeVar("T")
+
+# ---- Names ----------------------------------------------------------------------------------------------
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of `tree` in its own order, by path: dict keys, field names and indices joined by '/'.
+
+    >>> named_leaves({'params': {'kernel': 1.0}, 'opt': (2.0, 3.0)})
+    {'opt/0': 2.0, 'opt/1': 3.0, 'params/kernel': 1.0}
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(_word(entry) for entry in path): leaf for path, leaf in paths}
+
+
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named leaves as nested dicts, a container that every reader of a checkpoint knows.
+
+    >>> nested({'opt/0': 2.0, 'params/kernel': 1.0})
+    {'opt': {'0': 2.0}, 'params': {'kernel': 1.0}}
+    """
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *parents, last = name.split("/")
+        node = tree
+        for word in parents:
+            node = node.setdefault(word, {})
+        node[last] = leaf
+    return tree
+
+
+def _word(entry: Any) -> str:
+    # Orbax joins words with '.' and takes {'a.b': x} and {'a': {'b': y}} for the same leaf: one silently
+    # replaces the other. So dots are quoted.
+    return quote(jax.tree_util.keystr((entry,), simple=True), safe=" ").replace(".", "%2E") or "%"
+
+
+# ---- Comparison -----------------------------------------------------------------------------------------
+
+
+def described(leaves: Mapping[str, Any]) -> dict[str, str]:
+    """Return the dtype and shape of each leaf, as in 'float32[64, 10]'."""
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
+
+
+def differences(got: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Return one phrase for each leaf in which two descriptions differ.
+
+    >>> differences({'a': 'float32[2]', 'b': 'int32[]'}, {'a': 'float32[3]', 'c': 'int32[]'})
+    ['a is float32[2], not float32[3]', 'b (int32[]) is not wanted', 'c (int32[]) is absent']
+    """
+    changed = [f"{n} is {got[n]}, not {wanted[n]}" for n in got if n in wanted and got[n] != wanted[n]]
+    surplus = [f"{n} ({got[n]}) is not wanted" for n in got if n not in wanted]
+    absent = [f"{n} ({wanted[n]}) is absent" for n in wanted if n not in got]
+    return changed + surplus + absent
+
+
+def differences_text(got: Mapping[str, str], wanted: Mapping[str, str], most: int = 5) -> str:
+    """Return the first differences as one phrase, with the number of the others; "" where there are none.
+
+    >>> differences_text({'a': 'int32[]', 'b': 'int32[]'}, {}, most=1)
+    'a (int32[]) is not wanted; and 1 more'
+    """
+    found = differences(got, wanted)
+    more = f"; and {len(found) - most} more" if len(found) > most else ""
+    return "; ".join(found[:most]) + more
+
+
+# ---- Leaves that may differ -----------------------------------------------------------------------------
+
+
+class Replaceable(NamedTuple):
+    """Leaves that a restore makes anew, all of them, where those of the checkpoint do not fit.
+
+    Attributes:
+        under: the prefix of their names.
+        make: returns a pytree of them, with the names that they have in the state.
+    """
+
+    under: str
+    make: Callable[[], Any]
+
+    def fit(self, stored: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+        """Return whether two descriptions agree on these leaves."""
+        return self.split(stored)[0] == self.split(wanted)[0]
+
+    def split(self, leaves: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
+        """Return the replaceable ones of `leaves`, by name, and the others."""
+        own = {name: leaf for name, leaf in leaves.items() if name.startswith(self.under)}
+        return own, {name: leaf for name, leaf in leaves.items() if name not in own}
+
+
+def leaves_to_read(stored: Mapping[str, str], wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves to read from a checkpoint whose leaves `stored` describes.
+
+    A leaf with a default may be absent from the checkpoint. It may also be stored and not wanted: then it is in the
+    result, so that comparing with `stored` finds no difference.
+
+    >>> stored, wanted = {"a": "int32[]", "b": "int32[]"}, {"a": 1, "c": 2}
+    >>> sorted(leaves_to_read(stored, wanted, defaults={"b": np.int32(0), "c": np.int32(0)}))
+    ['a', 'b']
+    """
+    asked = {name: leaf for name, leaf in wanted.items() if name in stored or name not in defaults}
+    surplus = {name: np.asarray(value) for name, value in defaults.items() if name in stored and name not in wanted}
+    return asked | surplus
+
+
+def filled(leaf: jax.ShapeDtypeStruct, value: Any) -> jax.Array:
+    """Return an array like `leaf` in which every element is `value`."""
+    values = np.full(leaf.shape, value, leaf.dtype)
+    if leaf.sharding is None:
+        return jax.numpy.asarray(values)
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: values[index])

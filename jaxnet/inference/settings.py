@@ -1,0 +1,94 @@
+"""Make the model and the data set of a run again, from the settings that a checkpoint holds.
+
+Settings are what `jaxnet.config.keys.flatten` writes: the class of each object, and the values of its fields. Only
+classes of jaxnet are made again, by looking them up: nothing is imported because a file names it.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import flax.linen as nn
+
+import jaxnet.data
+import jaxnet.models
+from jaxnet.config.keys import class_name, conforms, describe, field_types, is_group, is_plain, key_values
+from jaxnet.errors import InputError
+from jaxnet.tasks.classification import Pixels
+
+Settings = Mapping[str, Any]
+
+
+def rebuild_model(settings: Settings, where: str) -> nn.Module:
+    """Return the model of a run, if its class is one of jaxnet.models; errors call the file `where`."""
+    modules = _classes(vars(jaxnet.models).values(), nn.Module)
+    return rebuild(settings, "model", modules, where)
+
+
+def rebuild_pixels(settings: Settings, where: str) -> Pixels:
+    """Return how a run normalized images."""
+    return rebuild(settings, "pixels", _classes([Pixels]), where)
+
+
+def rebuild_data(settings: Settings, where: str) -> Any:
+    """Return the data set of a run, if its class is one of jaxnet.data."""
+    there = (value for value in vars(jaxnet.data).values() if hasattr(value, "load"))
+    return rebuild(settings, "data", _classes(there), where)
+
+
+def _classes(values: Iterable[Any], base: type = object) -> dict[str, type]:
+    found = [value for value in values if isinstance(value, type) and issubclass(value, base)]
+    return {cls.__qualname__: cls for cls in found}
+
+
+def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str) -> Any:
+    """Return the object that was saved under `key`.
+
+    Raises:
+        InputError: its class is not in `known`, or does not accept the saved fields.
+
+    >>> settings = {"pixels": "jaxnet.training.loss.Pixels", "pixels.mean": [0.1], "pixels.std": [0.2]}
+    >>> rebuild_pixels(settings, "a checkpoint").mean
+    (0.1,)
+    """
+    name = settings.get(key)
+    # By its name alone: a class of jaxnet may have moved to another module since it was saved.
+    found = known.get(class_name(name)) if isinstance(name, str) and name.startswith("jaxnet.") else None
+    if found is None:
+        raise InputError(
+            f"{where}: its {key} is {name!r:.80}, which is not of jaxnet and is not loaded; give the config that it "
+            "was trained with, as --config FILE: that is a Python program, which is then run"
+        )
+    prefix = f"{key}."
+    fields = {path.removeprefix(prefix): _tuples(value) for path, value in settings.items() if path.startswith(prefix)}
+    try:
+        made = found(**fields)
+    except Exception as error:  # any error of the class about the values
+        raise InputError(f"{where}: its {key}, {name}, cannot be made again: {error}") from error
+    for path, value, kind in key_values(made):
+        if not conforms(value, kind):
+            raise InputError(f"{where}: {key}.{path} is {value!r:.60}, wanted {describe(kind)}")
+    return made
+
+
+def with_trained_values(given: Any, settings: Settings, prefix: str) -> Any:
+    """Return an object of a config with the plain values of the run: its command line may have changed them.
+
+    >>> with_trained_values(Pixels(), {"pixels.mean": [0.1], "pixels.other": 3}, "pixels.").mean
+    (0.1,)
+    """
+    if not is_group(given):
+        return given
+    changed = {}
+    for name, kind in field_types(given).items():
+        old, key = getattr(given, name), f"{prefix}{name}"
+        new = _tuples(settings.get(key, old))
+        if is_group(old):
+            changed[name] = with_trained_values(old, settings, f"{key}.")
+        elif is_plain(old) and conforms(new, kind) and new != old:
+            changed[name] = new
+    return dataclasses.replace(given, **changed) if changed else given
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,153 @@
+"""The law of `cut`: the pieces, run in turn, compute what the function does, each only what its group needs."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxnet.comm.cut import cut
+
+
+def shapes_of(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def run(pieces, *arguments, compiled=True):
+    """The results in the order of the groups; each value is dropped when it is said to be of no more use."""
+    values = dict(enumerate(jax.tree.leaves(arguments)))
+    results = []
+    for program in pieces.programs:
+        function = jax.jit(program.run) if compiled else program.run
+        given = function(*(values[number] for number in program.reads))
+        values.update(zip(program.gives, given, strict=True))
+        results.append([values[number] for number in program.results])
+        for number in program.drops:
+            del values[number]
+    for number, value in values.items():
+        assert number < len(jax.tree.leaves(arguments)), f"value {number}, {value.shape}, was never dropped"
+    return results
+
+
+def assert_shapes(pieces, *arguments):
+    values = dict(enumerate(jax.tree.leaves(arguments)))
+    for program in pieces.programs:
+        values |= zip(program.gives, program.run(*(values[number] for number in program.reads)), strict=True)
+    assert [(v.shape, v.dtype) for _, v in sorted(values.items())] == [(s.shape, s.dtype) for s in pieces.shapes]
+
+
+def network(widths, skip, integers):
+    """A loss over a few layers of parameters, some of which are used twice."""
+    draw = np.random.default_rng(len(widths))
+
+    def loss(params, x):
+        for index, (kernel, bias) in enumerate(params):
+            y = x @ kernel + bias[None]
+            y = y * (y > 0).astype(y.dtype)
+            x = y + x if skip and y.shape == x.shape else y
+            if index == 1:
+                x = x * params[0][1].sum()
+        return (x * x).sum()
+
+    def number(shape):
+        values = draw.integers(-2, 3, shape) if integers else draw.standard_normal(shape) / 3
+        return jnp.asarray(values.astype(np.float32))
+
+    params = [(number((a, b)), number((b,))) for a, b in itertools.pairwise(widths)]
+    return loss, params, number((3, widths[0]))
+
+
+@st.composite
+def cases(draw):
+    widths = draw(st.lists(st.sampled_from([1, 3]), min_size=2, max_size=5))  # few shapes: each is compiled anew
+    leaves = 2 * (len(widths) - 1)
+    order = draw(st.permutations(range(leaves)))
+    cuts = sorted(draw(st.sets(st.integers(1, leaves - 1), max_size=4)))
+    groups = [order[a:b] for a, b in zip([0, *cuts], [*cuts, leaves], strict=True)]
+    return widths, draw(st.booleans()), draw(st.booleans()), groups
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_the_pieces_in_turn_are_the_gradient(case):
+    """In small integers to the last bit, whatever the groups and their order."""
+    widths, skip, integers, groups = case
+    loss, params, x = network(widths, skip, integers)
+    pieces = cut(lambda p, x: jax.tree.leaves(jax.grad(loss)(p, x)), shapes_of((params, x)), groups)
+    wanted = jax.tree.leaves(jax.grad(loss)(params, x))
+    got = run(pieces, params, x, compiled=False)
+    for group, values in zip(groups, got, strict=True):
+        for place, value in zip(group, values, strict=True):
+            if integers:
+                np.testing.assert_array_equal(value, wanted[place])
+            np.testing.assert_allclose(value, wanted[place], rtol=1e-5, atol=1e-5)
+    assert_shapes(pieces, params, x)
+
+
+def products(program, shapes):
+    jaxpr = jax.make_jaxpr(program.run)(*(shapes[number] for number in program.reads))
+    return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.jaxpr.eqns)
+
+
+def test_a_piece_computes_only_what_its_group_waits_for():
+    """Three layers: forward and the last weights' product, then two products a layer; nothing twice."""
+    loss, params, x = network([4, 4, 4, 4], skip=False, integers=False)
+    kernels = lambda p, x: [kernel for kernel, _ in jax.grad(loss)(p, x)]  # noqa: E731
+    pieces = cut(kernels, shapes_of((params, x)), [[2], [1], [0]])
+    assert [products(program, pieces.shapes) for program in pieces.programs] == [4, 2, 2]
+    got = run(pieces, params, x)
+    for (value,), (kernel, _) in zip(reversed(got), jax.grad(loss)(params, x), strict=True):
+        np.testing.assert_allclose(value, kernel, rtol=1e-5)
+
+
+def test_a_group_that_is_there_already_has_a_program_of_nothing():
+    def function(x):
+        y = jnp.sin(x)
+        return [y, jnp.cos(y)]
+
+    pieces = cut(function, [jax.ShapeDtypeStruct((2,), "float32")], [[1], [0]])
+    assert [(program.reads, program.gives) for program in pieces.programs] == [((0,), (1, 2)), ((), ())]
+    x = jnp.arange(2.0)
+    np.testing.assert_allclose(run(pieces, x), [[jnp.cos(jnp.sin(x))], [jnp.sin(x)]], rtol=1e-6)
+
+
+def test_results_that_no_operation_makes():
+    """Arguments, constants and numbers, one of them wanted twice and read before."""
+    constant = jnp.arange(3.0)
+    function = lambda x: [x, constant + x, constant, 2.0, constant, x]  # noqa: E731
+    pieces = cut(function, [jax.ShapeDtypeStruct((3,), "float32")], [[1], [0, 2], [3], [4, 5]])
+    x = jnp.ones(3)
+    got = run(pieces, x)
+    for values, wanted in zip(got, [[constant + 1], [x, constant], [2.0], [constant, x]], strict=True):
+        for value, want in zip(values, wanted, strict=True):
+            np.testing.assert_array_equal(value, want)
+
+
+def test_random_keys_pass_from_piece_to_piece():
+    def function(data):
+        keys = jax.random.split(jax.random.wrap_key_data(data))
+        return [jax.random.normal(keys[0], (2,)), jax.random.normal(keys[1], (2,))]
+
+    data = jax.random.key_data(jax.random.key(0))
+    pieces = cut(function, shapes_of([data]), [[0], [1]])
+    for (got,), wanted in zip(run(pieces, data), function(data), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_what_prints_still_prints(capsys):
+    def function(x):
+        jax.debug.print("saw {}", x)
+        return [x + 1]
+
+    run(cut(function, [jax.ShapeDtypeStruct((), "int32")], [[0]]), jnp.int32(7))
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "saw 7\n"
+
+
+@pytest.mark.parametrize("groups", [[[0]], [[0, 1], [1]], [[0], [2]]])
+def test_groups_that_do_not_hold_each_result_once(groups):
+    with pytest.raises(ValueError, match="groups must hold each of the 2 results once"):
+        cut(lambda x: [x, x + 1], [jax.ShapeDtypeStruct((), "float32")], groups)

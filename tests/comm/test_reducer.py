@@ -1,0 +1,196 @@
+"""Reducers in a loop of the user's own, their orders and refusals, and the mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxnet import comm
+from jaxnet.comm import MiB, all_reduce, bucketed, cast, codecs, in_order, scattered
+
+
+def test_as_the_first_link_of_an_optax_chain():
+    mesh = comm.make_mesh(2, jax.devices()[:8])
+    average = comm.as_gradient_transformation(bucketed(scattered("device", all_reduce("host")), MiB), mesh.shape)
+    optimizer = optax.chain(average, optax.sgd(0.5, momentum=0.9))
+    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    x = np.random.RandomState(0).standard_normal((16, 3)).astype(np.float32)
+
+    def loss(params, x):
+        return ((x @ params["w"] + params["b"][None]) ** 2).mean()
+
+    def step(params, state, x):
+        varying = jax.tree.map(lambda p: lax.pcast(p, comm.AXES, to="varying"), params)
+        updates, state = optimizer.update(jax.grad(loss)(varying, x), state, params)
+        return optax.apply_updates(params, updates), state
+
+    specs = (P(), P(), P(comm.AXES))
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=(P(), P())))
+    ours, state = params, optimizer.init(params)
+    plain = optax.sgd(0.5, momentum=0.9)
+    wanted, plain_state = params, plain.init(params)
+    for _ in range(3):
+        ours, state = mapped(ours, state, x)
+        updates, plain_state = plain.update(jax.grad(loss)(wanted, x), plain_state)
+        wanted = optax.apply_updates(wanted, updates)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_on_axes_with_names_of_the_users_own():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    reducer = bucketed(all_reduce("data"), 8)
+
+    def sum_over_data(x):
+        return reducer.reduce({"x": x[0]}, reducer.init({"x": x[0]}, mesh.shape))[0]["x"]
+
+    mapped = jax.shard_map(sum_over_data, mesh=mesh, in_specs=P("data"), out_specs=P())
+    np.testing.assert_array_equal(mapped(jnp.arange(12.0).reshape(4, 3)), [18, 22, 26])
+
+
+def test_order_decides_which_leaves_travel_together_and_nothing_else():
+    shapes = [jax.ShapeDtypeStruct((size,), "float32") for size in (1, 2, 3)]
+    plan = in_order((2, 0, 1), bucketed(all_reduce("host"), 16)).plan(shapes, {"host": 2})
+    assert [bucket.size for bucket in plan.buckets.buckets] == [4, 2]
+
+
+def test_an_order_that_is_no_permutation_is_refused():
+    with pytest.raises(ValueError, match="permutation of the 2 leaves"):
+        in_order((0, 0), bucketed(all_reduce("host"), None)).plan([jnp.ones(1), jnp.ones(1)], {"host": 2})
+
+
+def test_backward_order_follows_the_layers_not_the_names():
+    def loss(params, x):
+        for name in ("z", "a", "m"):
+            x = jnp.tanh(x @ params[name])
+        return x.sum()
+
+    square = jax.ShapeDtypeStruct((4, 4), "float32")
+    shapes = {"a": square, "m": square, "z": square}
+    order = comm.backward_order(jax.grad(loss), shapes, jax.ShapeDtypeStruct((2, 4), "float32"))
+    assert [sorted(shapes)[index] for index in order] == ["m", "a", "z"]
+
+
+def test_a_message_that_does_not_divide_is_refused_with_the_way_out():
+    mesh = comm.make_mesh(1, jax.devices()[:4])
+    reducer = scattered("device", all_reduce("host"))
+    mapped = jax.shard_map(lambda x: reducer.reduce(x, ())[0], mesh=mesh, in_specs=P(comm.AXES), out_specs=P())
+    with pytest.raises(ValueError, match=r"length divides by 4.*bucketed"):
+        mapped(jnp.ones(20))
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        *(all_reduce("host"), scattered("device", all_reduce("host")), cast("float16", all_reduce("host"))),
+        *(comm.ring("host"), comm.halving_doubling("host"), comm.rooted("host")),
+        *(comm.compressed("host", codec=codecs.int8()), comm.compressed_scattered("host", codec=codecs.int8())),
+    ],
+)
+def test_a_tree_is_no_message(reducer):
+    mesh = comm.make_mesh(2, jax.devices()[:4])
+    words = "the message is a dict, and a bucket reducer takes one array of one dim"
+    with pytest.raises(TypeError, match=words):
+        reducer.plan({"w": jax.ShapeDtypeStruct((4,), "float32")}, mesh.shape)
+    mapped = jax.shard_map(lambda x: reducer.reduce({"w": x}, ())[0], mesh=mesh, in_specs=P(comm.AXES), out_specs=P())
+    with pytest.raises(TypeError, match=words):
+        mapped(jnp.ones(16))
+
+
+@pytest.mark.parametrize("make", [all_reduce, comm.ring, comm.rooted, lambda axis: scattered(axis, all_reduce())])
+def test_an_axis_that_is_not_there_is_named(make):
+    with pytest.raises(ValueError, match="the mesh has no axis 'hosts', only 'host', 'device'"):
+        bucketed(make("hosts"), None).plan([jax.ShapeDtypeStruct((8,), "float32")], {"host": 2, "device": 2})
+
+
+@pytest.mark.parametrize("make", [comm.compressed, comm.compressed_scattered])
+def test_the_state_of_another_plan_is_refused(make):
+    mesh = comm.make_mesh(2, jax.devices()[:2])
+    reducer, other = (bucketed(make("host", codec=codecs.int8()), size) for size in (None, 32))
+    state = other.init([jax.ShapeDtypeStruct((8,), "float32")], mesh.shape)
+    mapped = jax.shard_map(
+        lambda x: reducer.reduce([x, x], state)[0], mesh=mesh, in_specs=P(comm.AXES), out_specs=[P(), P()]
+    )
+    with pytest.raises(ValueError, match="the message has 16 elements and its residual 8: the state is that of"):
+        mapped(jnp.ones(16))
+
+
+def test_a_loop_inside_shard_map_carries_the_state():
+    mesh = comm.make_mesh(2, jax.devices()[:4])
+    reducer = bucketed(comm.compressed_scattered(*comm.AXES, codec=codecs.int8()), None)
+
+    def sums(x):
+        def body(state, _):
+            totals, state = reducer.reduce([x], state)
+            return state, totals[0]
+
+        state = lax.pcast(reducer.init([x], mesh.shape), comm.AXES, to="varying")
+        return lax.scan(body, state, None, length=3)[1]
+
+    mapped = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=P(comm.AXES), out_specs=P()))
+    x = jnp.linspace(-1, 1, 64)
+    np.testing.assert_allclose(mapped(x).sum(0), 3 * x.reshape(4, 16).sum(0), atol=0.1)
+
+
+def test_cast_sends_half_the_bytes():
+    spec = [jax.ShapeDtypeStruct((1000,), "float32")]
+    wide, narrow = (bucketed(inner, None) for inner in (all_reduce("host"), cast("float16", all_reduce("host"))))
+    sent = [comm.wire_bytes_per_axis(reducer.plan(spec, {"host": 4}).collectives)["host"] for reducer in (wide, narrow)]
+    assert sent == [6000, 3000]
+
+
+def test_hierarchy_sends_a_share_of_the_bytes_across_hosts():
+    spec = [jax.ShapeDtypeStruct((8000,), "float32")]
+    plan = bucketed(scattered("device", all_reduce("host")), None).plan(spec, {"host": 2, "device": 8})
+    assert comm.wire_bytes_per_axis(plan.collectives) == {"device": 2 * 28_000, "host": 4_000}
+
+
+def test_the_mesh_puts_neighbours_in_a_row():
+    mesh = comm.make_mesh(2, jax.devices()[:6])
+    assert [[device.id for device in row] for row in mesh.devices] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(ValueError, match="6 devices do not divide into 4 hosts"):
+        comm.make_mesh(4, jax.devices()[:6])
+
+
+class FakeDevice:
+    """A device of a cluster that is not here."""
+
+    platform = "gpu"
+
+    def __init__(self, index, process, slice_index):
+        self.id, self.process_index, self.slice_index = index, process, slice_index
+
+
+@pytest.mark.parametrize(
+    ("slices", "processes", "hosts"),
+    [
+        ([0] * 8, [0] * 4 + [1] * 4, 2),  # two processes
+        ([0] * 4 + [1] * 4, range(8), 2),  # two NVLink domains, a process a GPU
+        ([0] * 8, [0] * 8, 1),
+    ],
+)
+def test_hosts_are_what_the_fast_links_join(slices, processes, hosts):
+    devices = [FakeDevice(index, p, s) for index, (p, s) in enumerate(zip(processes, slices, strict=True))]
+    mesh = comm.make_mesh(devices=list(reversed(devices)))
+    assert mesh.devices.shape == (hosts, 8 // hosts)
+    assert [device.id for device in mesh.devices.flat] == list(range(8))
+
+
+def test_without_the_cast_jax_has_already_summed_and_one_more_sum_would_multiply():
+    """Why the guard exists: the factor of 8 that it prevents, with the guard out of the way."""
+    mesh = comm.make_mesh(1, jax.devices()[:8])
+
+    def grads(w, x, cast_first):
+        w = lax.pcast(w, comm.AXES, to="varying") if cast_first else w
+        grad = jax.grad(lambda w: (w * x).sum())(w)
+        return lax.psum(grad, comm.AXES)
+
+    def run(cast_first):
+        f = jax.shard_map(lambda w, x: grads(w, x, cast_first), mesh=mesh, in_specs=(P(), P(comm.AXES)), out_specs=P())
+        return float(f(jnp.ones(()), jnp.arange(8.0)))
+
+    assert run(cast_first=True) == 28
+    assert run(cast_first=False) == 8 * 28

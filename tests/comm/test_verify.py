@@ -1,0 +1,156 @@
+"""Plans and compiled programs: buckets stay buckets, schedules hold, and `verify` reports where they do not."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxnet import comm
+from jaxnet.comm import KiB, all_reduce, bucketed, collectives_in, scattered
+from jaxnet.comm.hlo import groups_over, parse_groups
+
+LAYERS, WIDTH = 4, 64
+LAYER_BYTES = WIDTH * WIDTH * 4
+MESH_SIZES = {"host": 2, "device": 4}
+
+
+def mesh(sizes):
+    return comm.make_mesh(sizes["host"], jax.devices()[: sizes["host"] * sizes["device"]])
+
+
+def compiled(reducer, options=None, mesh_sizes=MESH_SIZES):
+    """A deep network's step, as optimized HLO, and the collectives planned for it."""
+    shapes = {f"layer_{i}": jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32") for i in range(LAYERS)}
+
+    def loss(params, x):
+        for i in range(LAYERS):
+            x = jnp.tanh(x @ params[f"layer_{i}"])
+        return (x**2).mean()
+
+    x = jax.ShapeDtypeStruct((64, WIDTH), "float32")
+    reducer = comm.in_order(comm.backward_order(jax.grad(loss), shapes, x), reducer)
+
+    def step(params, x):
+        varying = jax.tree.map(lambda p: lax.pcast(p, comm.AXES, to="varying"), params)
+        grads = jax.grad(loss)(varying, x)
+        sums, _ = reducer.reduce(grads, reducer.init(grads, mesh_sizes))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, sums)
+
+    mapped = jax.shard_map(step, mesh=mesh(mesh_sizes), in_specs=(P(), P(comm.AXES)), out_specs=P())
+    options = comm.compiler_options("cpu") if options is None else options
+    hlo = jax.jit(mapped, compiler_options=options).lower(shapes, x).compile().as_text()
+    return hlo, reducer.plan(shapes, mesh_sizes).collectives
+
+
+FOUR_BUCKETS = bucketed(all_reduce(*comm.AXES), LAYER_BYTES)
+
+
+def test_four_buckets_stay_four_all_reduces_with_backward_compute_between_them():
+    hlo, planned = compiled(FOUR_BUCKETS)
+    found = comm.verify(hlo, planned, MESH_SIZES).found
+    assert [item.kind for item in found] == ["all-reduce"] * 4
+    assert [item.arrays for item in found] == [(("float32", WIDTH * WIDTH),)] * 4
+    assert sum(item.compute_before > 0 for item in found) >= 3
+
+
+def test_by_default_xla_merges_them_and_the_check_says_so():
+    hlo, planned = compiled(FOUR_BUCKETS, options={})
+    check = comm.verify(hlo, planned, MESH_SIZES)
+    assert not check.ok
+    assert len(check.found) == 1
+    assert len(check.found[0].arrays) == 4
+    assert "lacks 4 of 4 planned collectives" in check.explain()
+    assert "all-reduce of 4096 float32 + 4096 float32 + 4096 float32 + 4096 float32" in check.explain()
+
+
+@pytest.mark.parametrize("inner", [all_reduce(*comm.AXES), scattered("device", all_reduce("host"))])
+def test_after_lets_nothing_travel_before_the_end_of_backward(inner):
+    hlo, planned = compiled(comm.after(bucketed(inner, LAYER_BYTES)))
+    check = comm.verify(hlo, planned, MESH_SIZES)
+    assert check.ok, check.explain()
+    first, *rest = check.found
+    assert first.compute_before > 0
+    assert all(item.compute_before == 0 for item in rest)
+
+
+def test_hierarchical_buckets_keep_their_three_stages():
+    hlo, planned = compiled(bucketed(scattered("device", all_reduce("host")), LAYER_BYTES))
+    check = comm.verify(hlo, planned, MESH_SIZES)
+    assert check.ok, check.explain()
+    assert sorted(item.kind for item in check.found) == ["all-gather"] * 4 + ["all-reduce"] * 4 + ["reduce-scatter"] * 4
+    assert sum(item.compute_before > 0 for item in check.found) >= 3
+
+
+def test_a_plan_for_other_axes_does_not_pass():
+    hlo, _ = compiled(bucketed(all_reduce("host", "device"), 16 * KiB))
+    other = bucketed(all_reduce("host"), 16 * KiB)
+    shapes = [jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")] * LAYERS
+    assert not comm.verify(hlo, other.plan(shapes, MESH_SIZES).collectives, MESH_SIZES).ok
+
+
+def reducer_of(name):
+    """What the strategy's step runs; a sum in shards is gathered at once."""
+    scheduled = comm.scheduled(comm.named_strategy(name))
+    return comm.during(comm.as_reducer(scheduled)) if isinstance(scheduled, comm.Sharded) else scheduled
+
+
+@pytest.mark.parametrize("name", [name for name in comm.STRATEGIES if name != "xla"])
+def test_named_strategies_survive(name):
+    hlo, planned = compiled(reducer_of(name))
+    check = comm.verify(hlo, planned, MESH_SIZES)
+    assert check.ok, check.explain()
+    assert not check.extra
+
+
+@pytest.mark.parametrize("name", [name for name in comm.STRATEGIES if name != "xla"])
+def test_one_device_leaves_no_collective_in_the_program(name):  # L4: XLA would make a copy of each
+    hlo, planned = compiled(reducer_of(name), mesh_sizes={"host": 1, "device": 1})
+    assert not planned
+    assert not re.findall(r"(?:all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)\(", hlo)
+
+
+def test_all_notations_of_groups_mean_the_same():
+    over_host = groups_over(("host",), {"host": 2, "device": 3})
+    assert over_host == {frozenset({0, 3}), frozenset({1, 4}), frozenset({2, 5})}
+    for text in (
+        "replica_groups={{0,3},{1,4},{2,5}}",
+        "replica_groups=[3,2]<=[2,3]T(1,0)",
+        "replica_groups=mesh['host'=2,'device'=3] {'host'}",
+    ):
+        assert parse_groups(text) == over_host
+    assert parse_groups("replica_groups=[2,3]<=[6]") == groups_over(("device",), {"host": 2, "device": 3})
+    assert parse_groups("channel_id=1, replica_groups={}") == frozenset()
+
+
+def test_asynchronous_collectives_are_counted_once_by_their_results():
+    hlo = """
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %ars = f32[8]{0} all-reduce-start(%p), replica_groups={{0,1}}, to_apply=%add
+  %ard = f32[8]{0} all-reduce-done(%ars)
+  %ags = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), replica_groups=[1,2]<=[2], dimensions={0}
+  %agd = f32[8]{0} all-gather-done(%ags)
+  %cps = (c64[8]{0}, c64[8]{0}, u32[], u32[]) collective-permute-start(%y), source_target_pairs={{0,1}}
+  %cpd = c64[8]{0} collective-permute-done(%cps)
+}
+"""
+    found = collectives_in(hlo)
+    assert [(item.kind, item.arrays) for item in found] == [
+        ("all-reduce", (("float32", 8),)),
+        ("all-gather", (("float32", 8),)),
+        ("collective-permute", (("complex64", 8),)),
+    ]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_this_jaxlib_knows_the_options(platform):
+    """One options record serves all backends, so a name that has gone is noticed without the hardware."""
+    compiled = jax.jit(lambda x: x + 1, compiler_options=comm.compiler_options(platform))
+    assert compiled(1) == 2
+
+
+def test_an_unknown_option_is_an_error():
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(1)
