@@ -28,7 +28,7 @@ settings.load_profile("jaxnet")
 
 
 def pytest_configure(config):
-    """One directory for what the runs of all tests compile: most run the same program.
+    """One directory for what the test workers share: runs, and what runs compile, which is mostly the same program.
 
     A pytest that is told to end first says what failed.
     """
@@ -38,8 +38,9 @@ def pytest_configure(config):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Else each of the hundreds of processes that tests start would compile every module of jaxnet.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["TESTS_COMPILE_CACHE"] = tempfile.mkdtemp(prefix="jaxnet-tests-")
-        atexit.register(shutil.rmtree, os.environ["TESTS_COMPILE_CACHE"], ignore_errors=True)
+        os.environ["TESTS_SHARED"] = shared = tempfile.mkdtemp(prefix="jaxnet-tests-")
+        os.environ["TESTS_COMPILE_CACHE"] = f"{shared}/compile_cache"
+        atexit.register(shutil.rmtree, shared, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

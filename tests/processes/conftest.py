@@ -25,7 +25,7 @@ def locked(path):
 @pytest.fixture
 def network():
     """The machine's network, which no test of another worker changes meanwhile."""
-    with locked(Path(os.environ["TESTS_COMPILE_CACHE"]) / "network.lock"):
+    with locked(Path(os.environ["TESTS_SHARED"]) / "network.lock"):
         yield
 
 
@@ -47,7 +47,7 @@ def lab(tmp_path, network):
 @pytest.fixture(scope="session")
 def run():
     """`run(place, *overrides)`: the workdir of an unbroken run, which all test workers share; change a copy."""
-    runs = Path(os.environ["TESTS_COMPILE_CACHE"]) / "runs"
+    runs = Path(os.environ["TESTS_SHARED"]) / "runs"
     runs.mkdir(exist_ok=True)
 
     @functools.cache

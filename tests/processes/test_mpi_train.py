@@ -1,6 +1,5 @@
 """`train.py transport=mpi` under mpirun: its curve, what it writes, how it stops and how it fails."""
 
-import json
 import os
 import signal
 import sys
@@ -66,10 +65,10 @@ def test_two_ranks_have_the_curve_of_two_devices(strategy, tmp_path, run):
     close(got["loss"], want["loss"])
     # To each message an element is added where its length is odd.
     assert 0 <= got["wire_bytes_per_step"] - want["wire_bytes_per_step"] <= 4 * 16
-    assert any(line.endswith("planned collectives are in the compiled program") for line in program.out)
+    assert any(line.endswith("; the compiled program does as planned") for line in program.out)
     # One rank alone writes and prints: a line for each step and one for the test.
-    assert json.loads(program.out[-1]) == got
-    assert [line for line in program.out if line.startswith('{"')] == program.out[-1:]
+    assert len([line for line in program.out if line.startswith("step ")]) == STEPS
+    assert len([line for line in program.out if line.startswith("test at step ")]) == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == STEPS + 1
     assert saved_steps(tmp_path) == [5, 10, STEPS]
 
@@ -171,7 +170,8 @@ def test_without_mpirun_nobody_trains_alone(tmp_path):
 def test_one_rank_is_a_run_of_one(tmp_path):
     program = finish(tmp_path, *SHORT, ranks=1)
     assert (summary(tmp_path)["processes"], summary(tmp_path)["steps"]) == (1, STEPS)
-    assert any(" ".join(line.split()) == "the busiest device sends 0 bytes a step" for line in program.out), program.out
+    sent = "sends      0 bytes a step from the busiest device"
+    assert any(line.startswith(sent) for line in program.out), program.out
 
 
 def test_variables_of_jax_are_refused_beside_mpirun(tmp_path):

@@ -61,7 +61,7 @@ def test_local_batch_norm_differs_from_global():
     assert abs(per_host[-1] - local[-1]) > 1e-4
 
 
-@pytest.mark.parametrize("microbatches", [2, 4])
+@pytest.mark.parametrize("microbatches", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_microbatches_change_nothing_but_memory(microbatches):
     whole = tiny.run(tiny.setup(tiny.cnn(), shape=(2, 2)))
     parts = tiny.run(tiny.setup(tiny.cnn(), shape=(2, 2), microbatches=microbatches))
