@@ -20,7 +20,7 @@ def test_a_recipe_fits_its_network(model):
     config = benchmark.config_of(model, 64, 1.0)
     check_config(config)
     model, source = as_model(config.model), SOURCE.load("train")
-    check_model(config, model, abstract_variables(model, config.pixels.shape(source.image_shape)), source)
+    check_model(config, "shard_map", model, abstract_variables(model, config.pixels.shape(source.image_shape)), source)
 
 
 def test_every_kind_of_network_has_a_recipe():

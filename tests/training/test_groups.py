@@ -138,4 +138,4 @@ def test_the_plan_of_parts_leaves_out_what_is_frozen(name):
 def test_a_run_refuses_a_pattern_without_a_parameter():
     config = config_with(optimizer=Optimizer(groups=(("hat", 0.0),)))
     with pytest.raises(InputError, match="no parameter matches 'hat'"):
-        prepare(config, comm.make_mesh(1, jax.devices()[:1]), Digits().load("train"))
+        prepare(config, comm.make_mesh(1, jax.devices()[:1]), source=Digits().load("train"))

@@ -54,8 +54,8 @@ def config_with(**changes):
 def test_a_network_too_deep_for_the_images_takes_them_resized():
     mesh, source = comm.make_mesh(1, jax.devices()[:2]), Digits().load("train")
     with pytest.raises(InputError, match="images of 8x8"):
-        prepare(config_with(), mesh, source)
-    experiment = prepare(config_with(pixels=Pixels(size=16)), mesh, source)
+        prepare(config_with(), mesh, source=source)
+    experiment = prepare(config_with(pixels=Pixels(size=16)), mesh, source=source)
     assert experiment.batch_shapes["image"].shape == (32, 8, 8, 1)  # as it travels to the device
     jax.eval_shape(experiment.step, experiment.layout.shapes, experiment.batch_shapes)
 
@@ -92,5 +92,5 @@ def test_pairs_are_refused_where_a_device_would_break_them():
     mesh, source = comm.make_mesh(1, jax.devices()[:8]), Digits().load("train")
     config = dataclasses.replace(config_with(), model=CNN(10, widths=(4,)), mixing=Mixing(mixup=0.2), batch_size=24)
     with pytest.raises(InputError) as error:
-        prepare(config, mesh, source)
+        prepare(config, mesh, source=source)
     says(str(error.value), ["batch_size=24: wanted a multiple of 16, for 8 devices", "even number", "nearest: 32"])

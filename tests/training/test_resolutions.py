@@ -127,11 +127,11 @@ def test_phases_that_cannot_be_are_refused(resolutions):
 
 def test_a_network_whose_parameters_follow_the_size_is_refused():
     with pytest.raises(InputError, match="images of 4x4 give this network other parameters"):
-        prepare(config_with(model=CNN(2, widths=(2,), hidden=4)), MESH, SOURCE)
+        prepare(config_with(model=CNN(2, widths=(2,), hidden=4)), MESH, source=SOURCE)
 
 
 def test_evaluation_keeps_its_own_size_and_no_resolutions_are_one_phase():
     assert phases_of((), 10) == (Phase(0, None),)
-    experiment = prepare(config_with(pixels=Pixels(size=12)), MESH, SOURCE)
+    experiment = prepare(config_with(pixels=Pixels(size=12)), MESH, source=SOURCE)
     assert experiment.phases == (Phase(0, 4), Phase(4, 6))
     assert experiment.batch_shapes["image"].shape == (16, 6, 6, 1)

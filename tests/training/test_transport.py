@@ -47,7 +47,7 @@ class TwoRanks:
 
 @pytest.mark.parametrize("name", ABLE)
 def test_by_mpi_a_device_sends_what_it_would_send_by_xla(name, monkeypatch):
-    monkeypatch.setattr(by_ranks, "Ranks", TwoRanks)
+    monkeypatch.setattr(by_ranks, "Communicators", TwoRanks)
     by_mpi = named_strategy(name, all_reduce=comm.mpi_all_reduce).reducer.plan(SHAPES, {"host": 1, "device": 4})
     by_xla = named_strategy(name).reducer.plan(SHAPES, {"host": 2, "device": 4})
     assert {c.transport for c in by_mpi.collectives if "host" in c.axes} == {"mpi"}
@@ -81,7 +81,7 @@ def test_a_transport_that_there_is_not_is_refused():
 
 def test_a_mesh_of_several_hosts_is_refused():
     with pytest.raises(InputError, match="a mesh of one host in each process, and this has 2"):
-        prepare(config_of(), comm.make_mesh(2), digits.get_config().data.load("train"))
+        prepare(config_of(), comm.make_mesh(2), source=digits.get_config().data.load("train"))
 
 
 def test_mpi4jax_that_is_missing_is_named_with_its_remedy(monkeypatch, tmp_path, capsys):
