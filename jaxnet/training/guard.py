@@ -1,4 +1,4 @@
-"""What a run does about numbers that go wrong: counts them, goes back, or stops, as its `Guard` says."""
+"""Count skipped steps and loss spikes, and decide when a run must roll back, as its `Guard` says."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ _SPREADS = 6 * 1.4826  # 1.4826 times the median absolute deviation is the devia
 
 
 class GuardCounts(NamedTuple):
-    """What a run has met since its first step; saved with each checkpoint, and part of the summary."""
+    """Counts since the first step of a run; saved with each checkpoint, and part of the summary."""
 
     skipped_steps: int = 0
     loss_spikes: int = 0
@@ -28,11 +28,11 @@ class GuardCounts(NamedTuple):
 
 
 class GuardState(NamedTuple):
-    """What a checkpoint tells of the steps before it.
+    """What the guard saves with a checkpoint.
 
     Attributes:
-        counts: what the run has met in them.
-        lag: how many of them changed nothing that is left, so that schedules, which count updates, are as far behind.
+        counts: up to this checkpoint.
+        lag: updates that were skipped or rolled back; schedules count updates, so they are this far behind the steps.
     """
 
     counts: GuardCounts = GuardCounts()
@@ -40,7 +40,7 @@ class GuardState(NamedTuple):
 
     @classmethod
     def saved(cls, extra: Mapping[str, Any]) -> "GuardState":
-        """That which a checkpoint holds in its `extra`; zeros if it is older than they are."""
+        """Read it from the `extra` of a checkpoint; zeros where an older version saved none."""
         told = dict(extra.get("guard", {}))
         return cls(lag=told.pop("lag", 0), counts=GuardCounts(**told))
 
@@ -50,13 +50,13 @@ class GuardState(NamedTuple):
 
 
 class GuardMonitor:
-    """Follows the metrics of every step, two steps behind their dispatch, as `Pace` does: nothing waits for it.
+    """Reads the metrics of every step, two steps behind their dispatch, so that the loop never waits for it.
 
-    All processes see the same metrics of the same steps, so they decide alike without a word.
+    All processes read the same metrics of the same steps, so they decide alike without communication.
 
     Attributes:
-        past: what the run has met in the steps that are done.
-        limit: where the run must go back: the newest step whose checkpoint may be used; else None.
+        past: counts and lag of the steps that are done.
+        limit: if the run must roll back: the newest step whose checkpoint may be used; else None.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class GuardMonitor:
         past: GuardState = GuardState(),  # noqa: B008 (a constant)
         is_shared: Callable[[int], bool] = lambda step: True,
     ) -> None:
-        """`names`: what the elements of the metric `not_finite` are about.
+        """`names`: the leaf that each element of the metric `not_finite` is about.
 
-        `is_shared` tells in which steps metrics are the same on all processes; others do not count towards a rollback.
+        `is_shared(step)`: whether metrics of the step are the same on all processes; others do not count towards a
+        rollback.
         """
         self._config = config
         self._names = names
@@ -84,51 +85,51 @@ class GuardMonitor:
 
     @property
     def counts(self) -> GuardCounts:
-        """What the run has met so far."""
+        """Counts so far."""
         return self.past.counts
 
     def lag_at(self, step: int) -> int:
-        """The lag of schedules after `step`, which is done, and behind which this is by no more than is in flight.
+        """The lag of schedules after `step`, which is done though its metrics may not have been examined yet.
 
-        Of copies that train by themselves it is that of the first.
+        Under local SGD it is that of the first copy.
         """
         return self.past.lag + sum(_is_skipped(metrics) for number, metrics in self._pending if number <= step)
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> Iterator[str]:
-        """Step number `step` (from 1) was dispatched. Gives a line for what went wrong in those that are done."""
+        """Step number `step` (from 1) was dispatched. Yields a line for each problem in the steps that are done."""
         self._pending.append((step, metrics))
         while len(self._pending) > IN_FLIGHT:
             yield from self._examine(*self._pending.popleft())
 
     def drain(self) -> Iterator[str]:
-        """The same for all dispatched steps."""
+        """Wait for all dispatched steps, and yield a line for each problem."""
         while self._pending:
             yield from self._examine(*self._pending.popleft())
 
-    def went_back(self, source: int, step: int, lag: int = 0) -> str:
-        """The run has gone back, after `step` steps, to the checkpoint of step `source`; the line that says so.
+    def rolled_back(self, source: int, step: int, lag: int = 0) -> str:
+        """Note a rollback after `step` steps to the checkpoint of step `source`; returns the line that says so.
 
         `lag` is that of the checkpoint.
         """
         what = f"{self._wrong} not finite in {len(self._row)} steps in a row ({self._row[0]} to {self._row[-1]})"
-        self._met(lag + step - source, rollbacks=1)
+        self._record(lag + step - source, rollbacks=1)
         self._row, self._source, self.limit = [], source, None
         return f"{what}: back to the checkpoint of step {source}, on with the examples after step {step}"
 
-    def hopeless(self, why: str) -> InputError:
-        """What ends a run that cannot go back, because `why`."""
+    def cannot_roll_back(self, why: str) -> InputError:
+        """The error that ends a run which cannot roll back, because of `why`."""
         return InputError(
             f"stopped at step {self._row[-1]}: {self._wrong} not finite in {len(self._row)} steps in a row (from step "
             f"{self._row[0]} on), and {why}; lower optimizer.learning_rate, set optimizer.clip_norm, or look at the "
             "examples of these steps"
         )
 
-    def restarted(self, lag: int) -> None:
-        """The run goes back to an earlier step, for a reason of its own, and repeats what came after it.
+    def rewound(self, lag: int) -> None:
+        """Note that the run repeats the steps after a checkpoint, because devices held different states.
 
         `lag` is that of the checkpoint.
         """
-        self._met(lag, rollbacks=1)
+        self._record(lag, rollbacks=1)
         self._pending.clear()
         self._losses.clear()
         self._judged, self._limit, self._high = 0, math.inf, False
@@ -139,7 +140,7 @@ class GuardMonitor:
         if not skipped:
             yield from self._judge(step, float(metrics["loss"]))
         if skipped:
-            self._met(self.past.lag + _is_skipped(metrics), skipped_steps=1)
+            self._record(self.past.lag + _is_skipped(metrics), skipped_steps=1)
             found = np.asarray(metrics[NOT_FINITE])
             self._wrong = _listed([name for name, bad in zip(self._names, found, strict=True) if bad])
             if LOSS_SCALE in metrics and (scale := float(metrics[LOSS_SCALE])) > 1 and not found[0]:
@@ -152,13 +153,13 @@ class GuardMonitor:
         if self._is_shared(step):
             self._count(step, skipped > 0)
 
-    def _met(self, lag: int, **more: int) -> None:
+    def _record(self, lag: int, **more: int) -> None:
         counts = {name: value + more.get(name, 0) for name, value in self.counts._asdict().items()}
         self.past = GuardState(GuardCounts(**counts), lag)
 
     def _count(self, step: int, skipped: bool) -> None:
         if self.limit is not None:
-            return  # decided: what is in flight by then changes nothing
+            return  # decided already: the steps in flight change nothing
         if not skipped:
             self._row, self._source = [], None
             return
@@ -173,7 +174,7 @@ class GuardMonitor:
             self._limit = spike_limit(self._losses)
         high, self._high = self._high, loss > self._limit
         if self._high:
-            self._met(self.past.lag, loss_spikes=1)
+            self._record(self.past.lag, loss_spikes=1)
             if not high:
                 yield f"step {step}: the loss is {loss:.4g}, a spike: above {self._limit:.4g}"
         if math.isfinite(loss):
@@ -182,7 +183,7 @@ class GuardMonitor:
 
 
 def _is_skipped(metrics: Mapping[str, Any]) -> bool:
-    """Whether a step changed nothing; False where one of many copies alone was left as it was."""
+    """Whether every copy skipped the step."""
     return float(metrics.get(SKIPPED, 0.0)) >= 1.0
 
 
@@ -202,7 +203,7 @@ def spike_limit(losses: Sequence[float] | deque[float]) -> float:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """With the verb."""
+    """Up to three names, and the verb: 'a, b and 2 more were'."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     shown = ", ".join(names[:3]) or "a loss or gradient of another device"
     return f"{shown}{more} {'was' if len(names) <= 1 else 'were'}"

@@ -77,7 +77,7 @@ class Ledger(Observer):
             self._kind = kind
 
     @contextlib.contextmanager
-    def aside(self, what: str, kind: str) -> Iterator[None]:
+    def pause(self, what: str, kind: str) -> Iterator[None]:
         """See `during`."""
         del what
         with self.during(kind):
@@ -94,7 +94,7 @@ class Ledger(Observer):
         with self._guard:
             self._first = self._step = step
 
-    def on_back(self, step: int) -> None:
+    def on_rewind(self, step: int) -> None:
         """The steps after `step` are done again, by this attempt."""
         with self._guard:
             self._count()

@@ -86,21 +86,21 @@ class Loop:
                 step += 1
 
                 # 2. Too many steps skipped in a row: the last good state, with the count of steps that was reached.
-                if went_back := self.guard.must_go_back:
-                    state = self._rolled_back(state, step)
+                if rolls_back := self.guard.must_roll_back:
+                    state = self._roll_back(state, step)
 
                 # 3. What is due: a stop is quick, so whoever continues makes up for its evaluation.
                 signalled = stop.should_stop(step) or self._wanted is not None
                 finished = signalled or step == total
                 due = step == total or _is_due(step, eval_every)
                 evaluates = due and (step == total or not signalled)
-                saves = finished or evaluates or went_back or step % config.checkpoints.every_steps == 0
+                saves = finished or evaluates or rolls_back or step % config.checkpoints.every_steps == 0
 
                 # 4. Devices that hold different states: back to the last checkpoint, of which all had the same.
-                if (earlier := self._repaired(state, step, saves)) is not None:
+                if (earlier := self._check_replicas(state, step, saves)) is not None:
                     (state, step), finished = earlier, signalled
                     for observer in self.observers:
-                        observer.on_back(step)
+                        observer.on_rewind(step)
                     batches.rewind(step)
                     continue
 
@@ -133,27 +133,27 @@ class Loop:
         return state
 
     @contextlib.contextmanager
-    def _aside(self, what: str, kind: str = "other") -> Iterator[None]:
+    def _pause(self, what: str, kind: str = "other") -> Iterator[None]:
         """Inside, something is done that is no step; all dispatched ones are logged first."""
         self._log(self._pace.drain())
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._pace.paused())
             for observer in self.observers:
-                stack.enter_context(observer.aside(what, kind))
+                stack.enter_context(observer.pause(what, kind))
             yield
 
-    def _rolled_back(self, state: TrainState, step: int) -> TrainState:
-        with self._aside("a rollback"):
-            return self.guard.gone_back(state, step)
+    def _roll_back(self, state: TrainState, step: int) -> TrainState:
+        with self._pause("a rollback"):
+            return self.guard.roll_back(state, step)
 
-    def _repaired(self, state: TrainState, step: int, saves: bool) -> tuple[TrainState, int] | None:
-        if not self.guard.asks(step, saving=saves):
+    def _check_replicas(self, state: TrainState, step: int, saves: bool) -> tuple[TrainState, int] | None:
+        if not self.guard.compares_replicas_after(step, saving=saves):
             return None
-        with self._aside("the comparison of devices"):
-            return self.guard.repaired(state, step)
+        with self._pause("the comparison of devices"):
+            return self.guard.check_replicas(state, step)
 
     def _evaluate(self, state: TrainState, step: int) -> Values:
-        with self._aside("an evaluation", "evaluation"):
+        with self._pause("an evaluation", "evaluation"):
             result, notes = self.evaluate(state)
         self._tell(step, "test", {**result, **notes})
         return result
@@ -161,7 +161,7 @@ class Loop:
     def _save(self, state: TrainState, step: int, evaluation: Values | None, *, owed: bool) -> None:
         self._log(self._pace.drain())
         self.guard.drain()
-        with self._aside("a checkpoint", "checkpoint"):
+        with self._pause("a checkpoint", "checkpoint"):
             self.save(state, step, evaluation, owed)
 
     def _log(self, lines: Iterator[LogLine]) -> None:

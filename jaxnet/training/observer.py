@@ -45,7 +45,7 @@ class Observer:
         """A step was dispatched. Do not wait for its values: the devices would run dry."""
 
     @contextlib.contextmanager
-    def aside(self, what: str, kind: str) -> Iterator[None]:
+    def pause(self, what: str, kind: str) -> Iterator[None]:
         """Inside, something is done that is no step: `what`, of the kind 'evaluation', 'checkpoint' or 'other'."""
         yield
 
@@ -55,7 +55,7 @@ class Observer:
         True stops the run after this step. All processes must answer alike; metrics are the same on all, times are not.
         """
 
-    def on_back(self, step: int) -> None:
+    def on_rewind(self, step: int) -> None:
         """The run went back to the state after `step` steps, and does the steps after it again."""
 
     def on_end(self, step: int) -> None:

@@ -108,7 +108,7 @@ class Peers(Observer):
         self.own.stepped(dispatched.blocked)
 
     @contextlib.contextmanager
-    def aside(self, what: str, kind: str) -> Iterator[None]:
+    def pause(self, what: str, kind: str) -> Iterator[None]:
         """The time inside belongs to no step."""
         yield
         self.own.pause()

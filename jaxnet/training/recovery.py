@@ -1,4 +1,4 @@
-"""What brings a run back when its numbers go wrong: from a checkpoint, or not at all."""
+"""Roll a run back to a checkpoint: after too many skipped steps, or when devices hold different states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +17,14 @@ from jaxnet.training.prepare import Experiment
 
 
 class Recovery:
-    """Watches the numbers of a run, and brings it back. All processes make the same calls in the same order.
+    """Follows the metrics of a run, and rolls it back. All processes make the same calls in the same order.
 
     Args:
-        guard: what is to be done.
+        guard: when to roll back, and how often.
         experiment: of the run.
         checkpoints: of the run.
-        past: what the run has met before.
-        say: takes a line for a person.
+        past: what earlier processes of the run have counted.
+        say: prints a line.
         gathered: see `Replicas`.
     """
 
@@ -43,68 +43,70 @@ class Recovery:
         self._layout = experiment.layout
         self._round = experiment.form.round_steps
         names = not_finite_names(experiment.layout.whole_shapes.params)
-        self._watch = GuardMonitor(guard, names, past, experiment.form.agree_after)
+        self._monitor = GuardMonitor(guard, names, past, experiment.form.agree_after)
         self._replicas = Replicas(experiment.layout, experiment.form.options.ranks, gathered)
 
     @property
     def counts(self) -> GuardCounts:
-        """What the run has met."""
-        return self._watch.counts
+        """Steps skipped, loss spikes and rollbacks since the first step of the run."""
+        return self._monitor.counts
 
     @property
     def past(self) -> GuardState:
-        """The same, and more that is saved with it."""
-        return self._watch.past
+        """The counts, and what else a checkpoint saves of the guard."""
+        return self._monitor.past
 
     def lag_at(self, step: int) -> int:
-        """How many of the steps up to `step`, which is done, changed nothing that is left."""
-        return self._watch.lag_at(step)
+        """How many updates the schedules are behind `step`, a finished step: those skipped or rolled back."""
+        return self._monitor.lag_at(step)
 
     @property
-    def must_go_back(self) -> bool:
+    def must_roll_back(self) -> bool:
         """Whether too many steps were skipped in a row."""
-        return self._watch.limit is not None
+        return self._monitor.limit is not None
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Step number `step` (from 1) was dispatched."""
-        for line in self._watch.push(step, metrics):
+        for line in self._monitor.push(step, metrics):
             self._say(line)
 
     def drain(self) -> None:
         """Wait for all dispatched steps, and look at them."""
-        for line in self._watch.drain():
+        for line in self._monitor.drain():
             self._say(line)
 
-    def gone_back(self, state: TrainState, step: int) -> TrainState:
-        """The state of the last checkpoint before what went wrong, with the count of steps that the run has reached.
+    def roll_back(self, state: TrainState, step: int) -> TrainState:
+        """The state of the last checkpoint before the skipped steps; its count of steps stays that of `state`.
 
-        So the run goes on with the examples of step `step`, and none is seen again.
+        So the run continues with the examples of step `step`, and sees none of them twice.
         """
         self.drain()
-        limit, most = self._watch.limit, self._guard.max_rollbacks
+        limit, most = self._monitor.limit, self._guard.max_rollbacks
         assert limit is not None
         if self.counts.rollbacks >= most:
-            raise self._ended(self._watch.hopeless(f"the run has gone back {most} times already (guard.max_rollbacks)"))
+            why = f"the run has gone back {most} times already (guard.max_rollbacks)"
+            raise self._after_saving(self._monitor.cannot_roll_back(why))
         restored = self._restored(limit)
         if restored is None:
-            raise self._ended(self._watch.hopeless(f"there is no checkpoint of step {limit} or before to go back to"))
-        self._say(self._watch.went_back(restored.step, step, GuardState.saved(restored.extra).lag))
+            why = f"there is no checkpoint of step {limit} or before to go back to"
+            raise self._after_saving(self._monitor.cannot_roll_back(why))
+        self._say(self._monitor.rolled_back(restored.step, step, GuardState.saved(restored.extra).lag))
         return self._layout.cut(restored.state)._replace(step=state.step, scale=state.scale)
 
-    def asks(self, step: int, *, saving: bool) -> bool:
-        """Whether devices compare their states after `step` steps; with copies a round must end there."""
+    def compares_replicas_after(self, step: int, *, saving: bool) -> bool:
+        """Whether devices compare their states after `step` steps; under local SGD only where a round ends."""
         every, length = self._guard.check_replicas_every, self._round
         if every is None or step % length:
             return False
         return saving or step // every != (step - length) // every
 
-    def repaired(self, state: TrainState, step: int) -> tuple[TrainState, int] | None:
-        """None if all devices hold the same state; else that of the last checkpoint, with its step.
+    def check_replicas(self, state: TrainState, step: int) -> tuple[TrainState, int] | None:
+        """None if all devices hold the same state; else the state of the newest checkpoint, and its step.
 
-        Every checkpoint is of a state on which all agreed, so the newest is a good one.
+        Devices agreed on the state of every checkpoint, so the newest one is good.
 
         Raises:
-            InputError: they differ, and the run is to stop then, or has gone back often enough.
+            InputError: they differ, and `guard.on_difference` is 'stop', or the run has gone back too often.
         """
         found = self._replicas.difference(state)
         if found is None:
@@ -115,18 +117,18 @@ class Recovery:
                 "memory or a link of that device may be faulty. No checkpoint was made of it: run again to continue "
                 "from the last one, on other hardware if it happens again"
             )
-            raise self._ended(InputError(f"{what}; {cure}"))
+            raise self._after_saving(InputError(f"{what}; {cure}"))
         if self.counts.rollbacks >= self._guard.max_rollbacks:
-            raise self._ended(InputError(f"{what}; the run has gone back {self.counts.rollbacks} times already"))
+            raise self._after_saving(InputError(f"{what}; the run has gone back {self.counts.rollbacks} times already"))
         restored = self._restored(None)
         if restored is None:
             raise InputError(f"{what}; there is no checkpoint to go back to")
-        self._watch.restarted(GuardState.saved(restored.extra).lag)
+        self._monitor.rewound(GuardState.saved(restored.extra).lag)
         self._say(f"{what}: training again from step {restored.step}")
         return self._layout.cut(restored.state), restored.step
 
-    def _ended(self, error: InputError) -> InputError:
-        """The error, once what is being saved is on the disk."""
+    def _after_saving(self, error: InputError) -> InputError:
+        """The error, once the checkpoint that is being written is on disk."""
         self._checkpoints.wait()
         return error
 

@@ -133,9 +133,9 @@ class _Stand(NamedTuple):
 class Watchdog(Observer):
     """Watches one run from a thread of its own. A context manager; outside of it nothing is watched.
 
-    >>> with WatchdogLimits(WatchdogLimits()) as alarm:
+    >>> with Watchdog(WatchdogLimits()) as watchdog:
     ...     watchdog.stepped(1)
-    ...     with watchdog.aside("an evaluation"):
+    ...     with watchdog.pause("an evaluation"):
     ...         pass
 
     Args:
@@ -197,7 +197,7 @@ class Watchdog(Observer):
         self._stand = _Stand(what, self._stand.step, self._limits.other_seconds)
 
     @contextlib.contextmanager
-    def aside(self, what: str, kind: str = "other") -> Iterator[None]:
+    def pause(self, what: str, kind: str = "other") -> Iterator[None]:
         """Inside, something else is done between two steps; its time is not the step's."""
         del kind
         began, before = time.monotonic(), self._stand

@@ -46,7 +46,7 @@ def test_steps_skipped_in_a_row_send_it_back_before_the_first_of_them():
     watch = GuardMonitor(Guard(rollback_after=3), NAMES)
     seen(watch, [1.0, None, None, None])
     assert watch.limit == 1
-    assert watch.went_back(0, 4) == (
+    assert watch.rolled_back(0, 4) == (
         "the loss, the gradient of b were not finite in 3 steps in a row (2 to 4): back to the checkpoint of step 0, "
         "on with the examples after step 4"
     )
@@ -60,12 +60,12 @@ def test_what_it_went_back_to_in_vain_is_not_used_again():
         watch._pending.clear()
     assert seen(watch, [1.0, None, None])[0].startswith("step 2: skipped")
     assert watch.limit == 1
-    watch.went_back(40, 50)
+    watch.rolled_back(40, 50)
     seen(watch, [None, None])
     assert watch.limit == 0
     watch = GuardMonitor(Guard(rollback_after=2), NAMES)
     seen(watch, [None, None])
-    watch.went_back(40, 50)
+    watch.rolled_back(40, 50)
     watch.limit, watch._row = None, []
     list(watch._examine(60, {"loss": 0.0, SKIPPED: 1.0, NOT_FINITE: np.ones(3, bool)}))
     list(watch._examine(61, {"loss": 0.0, SKIPPED: 1.0, NOT_FINITE: np.ones(3, bool)}))
@@ -92,13 +92,13 @@ def test_the_lag_is_that_of_the_state():
     assert [watch.lag_at(step) for step in (3, 4, 5)] == [6, 7, 8]
     list(watch.drain())
     assert watch.lag_at(5) == watch.past.lag == 8
-    watch.went_back(2, 5, lag=6)  # after step 5 the state is that of step 2, in which 6 updates were missing
+    watch.rolled_back(2, 5, lag=6)  # after step 5 the state is that of step 2, in which 6 updates were missing
     assert watch.past == GuardState(GuardCounts(10, 0, 1), 9)
     assert GuardState.saved({"guard": watch.past.to_save()}) == watch.past
     assert GuardState.saved({"guard": GuardCounts(3, 2, 1)._asdict()}) == GuardState(
         GuardCounts(3, 2, 1), 0
     )  # from before there was one
-    watch.restarted(lag=6)
+    watch.rewound(lag=6)
     assert watch.past == GuardState(GuardCounts(10, 0, 2), 6)
     unguarded = GuardMonitor(Guard(skip=False), NAMES)
     list(unguarded.push(1, {"loss": math.nan}))

@@ -11,6 +11,7 @@ from jaxnet.errors import InputError
 from jaxnet.report.goodput import Attempt, goodput, goodput_line, read_ledger
 from jaxnet.training import ledger as module
 from jaxnet.training.ledger import Ledger, process_start
+from jaxnet.training.observer import Dispatched
 from support.dark_digits import config_of
 from support.runs import train
 
@@ -33,12 +34,16 @@ def clock(monkeypatch):
     return clock
 
 
+def dispatched(step, waited=0.0):
+    return Dispatched(step, None, {}, waited, 0.0)
+
+
 def trained(ledger, clock, first, steps, *, seconds=2.0):
     ledger.began(first)
     with ledger.during("step"):
         for step in range(first, first + steps):
             clock.now += seconds
-            ledger.reached(step + 1)
+            ledger.after_step(dispatched(step + 1))
 
 
 def test_time_is_of_the_innermost_kind_and_none_is_lost(clock):
@@ -48,7 +53,7 @@ def test_time_is_of_the_innermost_kind_and_none_is_lost(clock):
         clock.now += 2
     trained(ledger, clock, 0, 5)
     with ledger.during("step"):
-        ledger.waited(0.5)
+        ledger.after_step(dispatched(5, waited=0.5))
         with ledger.during("evaluation"):
             clock.now += 4
     ledger.enter("other")
@@ -61,8 +66,8 @@ def test_time_is_of_the_innermost_kind_and_none_is_lost(clock):
 def test_steps_done_again_in_one_attempt_are_lost_work(clock):
     ledger = Ledger()
     trained(ledger, clock, 10, 10)
-    ledger.went_back(15)
-    assert ledger.seconds() == pytest.approx({"start-up": 0, "step": 10, "lost work": 10})
+    ledger.on_rewind(15)
+    assert ledger.seconds() == pytest.approx({"start-up": 0, "step": 10, "data wait": 0, "lost work": 10})
 
 
 def test_a_step_does_not_wait_for_a_slow_disk(tmp_path):
@@ -78,8 +83,7 @@ def test_a_step_does_not_wait_for_a_slow_disk(tmp_path):
     beating.start()
     assert asked.wait(60)
     ledger.began(0)
-    ledger.waited(0.0)
-    ledger.reached(1)
+    ledger.after_step(dispatched(1))
     assert beating.is_alive()
     goes_on.set()
     beating.join()

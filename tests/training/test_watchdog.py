@@ -15,56 +15,56 @@ def seconds(monkeypatch, *times):
 
 
 def test_the_limit_is_a_multiple_of_the_median_of_steps_without_what_came_between(monkeypatch):
-    alarm = Watchdog(WatchdogLimits(factor=3, floor_seconds=2, other_seconds=50))
-    assert alarm._stand == ("start-up", 0, 50)
+    watchdog = Watchdog(WatchdogLimits(factor=3, floor_seconds=2, other_seconds=50))
+    assert watchdog._stand == ("start-up", 0, 50)
     seconds(monkeypatch, *range(10), 10, 110, 111)
     for step in range(5):
-        alarm.stepped(step)
-        assert alarm._stand.limit == 50  # too few to know
+        watchdog.stepped(step)
+        assert watchdog._stand.limit == 50  # too few to know
     for step in range(5, 10):
-        alarm.stepped(step)
-        assert alarm._stand == (f"step {step + 1}", step, 3)
-    before = alarm._stand
-    with alarm.during("an evaluation"):
-        assert alarm._stand == ("an evaluation", 9, 50)
-    assert alarm._stand == before
-    assert alarm._stand is not before
-    alarm.stepped(10)
-    assert max(alarm._seconds) == 2  # 9 to 111, less the 100 of the evaluation
+        watchdog.stepped(step)
+        assert watchdog._stand == (f"step {step + 1}", step, 3)
+    before = watchdog._stand
+    with watchdog.pause("an evaluation"):
+        assert watchdog._stand == ("an evaluation", 9, 50)
+    assert watchdog._stand == before
+    assert watchdog._stand is not before
+    watchdog.stepped(10)
+    assert max(watchdog._seconds) == 2  # 9 to 111, less the 100 of the evaluation
 
 
 def test_the_limit_is_at_least_the_floor(monkeypatch):
-    alarm = Watchdog(WatchdogLimits(factor=3, floor_seconds=20))
+    watchdog = Watchdog(WatchdogLimits(factor=3, floor_seconds=20))
     seconds(monkeypatch, *range(10))
     for step in range(10):
-        alarm.stepped(step)
-    assert alarm._stand.limit == 20
+        watchdog.stepped(step)
+    assert watchdog._stand.limit == 20
 
 
 def test_steps_are_noted_once_they_are_done():
     noted = []
-    alarm = Watchdog(WatchdogLimits(), noted.append)
+    watchdog = Watchdog(WatchdogLimits(), noted.append)
     for step in range(21, 26):
-        alarm.stepped(step)
-    alarm.ended(25)
+        watchdog.stepped(step)
+    watchdog.on_end(25)
     assert noted == [21, 22, 23, 25]
 
 
 def test_no_step_no_note():
     noted = []
-    Watchdog(WatchdogLimits(), noted.append).ended(60)
+    Watchdog(WatchdogLimits(), noted.append).on_end(60)
     assert noted == []
 
 
 def test_jax_compiles_where_the_watchdog_looks():
-    alarm, found = Watchdog(WatchdogLimits()), []
-    sys.setprofile(lambda *_: found.append(alarm._is_compiling()))
+    watchdog, found = Watchdog(WatchdogLimits()), []
+    sys.setprofile(lambda *_: found.append(watchdog._is_compiling()))
     try:
         jax.jit(lambda x: x * 3 + 1)(jnp.ones(3))
     finally:
         sys.setprofile(None)
     assert any(found)
-    assert not alarm._is_compiling()
+    assert not watchdog._is_compiling()
 
 
 @pytest.mark.parametrize(
