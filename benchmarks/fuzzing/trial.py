@@ -94,7 +94,7 @@ def run_case(seed: int, folder: Path, trains: bool) -> str:
     path.write_text(case.config)
     if not trains:
         return _captured(lambda: _trace(path, case.overrides), folder)
-    command = ["--config", str(path), "--workdir", str(folder / "run")]
+    command = ["--config", str(path), "--workdir", str(folder / "run"), "--json"]
     found = "trained"
     for overrides in [case.overrides, case.again]:
         if found == "trained" and overrides is not None:

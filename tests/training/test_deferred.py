@@ -362,6 +362,6 @@ def test_pmap_is_refused_with_the_way_out():
         prepare(config_of(mode="pmap"), grid((1, 8)), source=Digits().load("train"))
 
 
-def test_a_step_without_a_layout_is_refused():
-    with pytest.raises(ValueError, match="'zero' carries parts: it takes mode 'shard_map' and a layout"):
+def test_shards_are_refused_in_another_mode():
+    with pytest.raises(ValueError, match="'zero' carries shards: it takes mode 'shard_map'"):
         tiny.setup(tiny.cnn(), "zero", mode="pmap")

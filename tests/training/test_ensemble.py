@@ -197,13 +197,13 @@ def test_evaluation_is_exact_for_each_member_and_for_their_mean_prediction():
 
 def test_a_checkpoint_restores_under_another_strategy_and_mesh(tmp_path):
     (ours, _), (theirs, mesh) = prepared(config_of(strategy="zero"), (2, 4)), prepared(config_of(), (1, 1))
-    whole = ours.layout.whole(ours.first_state())
+    whole = ours.layout.whole(ours.init())
     kept = jax.device_get(whole)
     with contextlib.closing(Checkpointer(tmp_path)) as checkpoints:
         checkpoints.save(1, whole, extra={})
         restored = checkpoints.restore(1, abstract_state(theirs.layout.whole_shapes, mesh)).state
     assert_same_bits(jax.device_get(restored)._replace(comm=()), kept._replace(comm=()))
-    assert_same_bits(jax.device_get(theirs.first_state())._replace(comm=()), kept._replace(comm=()))
+    assert_same_bits(jax.device_get(theirs.init())._replace(comm=()), kept._replace(comm=()))
 
 
 # ---- Refusals ---------------------------------------------------------------------------------------------

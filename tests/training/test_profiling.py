@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from jaxnet.config.run import Profile
+from jaxnet.training.observer import Dispatched
 from jaxnet.training.profiling import ProfileWindow, write_programs
 
 
@@ -38,8 +39,8 @@ def test_a_trace_that_fails_is_told_once_and_is_over(failing, tmp_path, monkeypa
     monkeypatch.setattr(jax.profiler, failing, lambda *given: (calls.append(failing), fail()))
     window = ProfileWindow(Profile(start=1, steps=2), tmp_path, 0)
     for step in range(4):
-        window.before(step)
-        window.after(step, None)
+        window.before_step(step)
+        window.after_step(Dispatched(step + 1, None, {}, 0.0, 0.0))
     window.close()
     assert calls == [failing]
     [record] = caplog.records

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from jaxnet.training.display import Display, say_warning, show_warnings
+from jaxnet.training.observer import Dispatched
 
 VALUES = {"loss": 0.5, "accuracy": 0.25, "examples_per_second": 1000.0, "data_wait_seconds": 0.0, "step_seconds": 0.01}
 
@@ -22,10 +23,10 @@ def test_a_reader_that_leaves_ends_nothing(bar, monkeypatch):
             assert b"begun" in os.read(reading, 1 << 16)
             os.close(reading)
             for step in range(1, 4):
-                display.advance(step)
-                display.training(step, VALUES)
+                display.after_step(Dispatched(step, None, {}, 0.0, 0.0))
+                display.on_metrics(step, "train", VALUES)
                 display.say("a line")
-            display.evaluation(3, VALUES)
+            display.on_metrics(3, "test", VALUES)
 
 
 def test_warnings_that_nobody_reads(monkeypatch):
