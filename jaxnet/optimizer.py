@@ -241,7 +241,7 @@ def _some(paths: list[str], most: int = 8) -> str:
     return ", ".join(paths[:most]) + (f" and {len(paths) - most} more" if len(paths) > most else "")
 
 
-# ---- Kernels and their norms, whole or in parts --------------------------------------------------------
+# ---- Kernels and their norms, whole or in shards -------------------------------------------------------
 
 _NO_KERNELS = ("bias", "scale", "cls_token", "pos_embed")
 

@@ -215,7 +215,7 @@ def parameter_server() -> Strategy:
     )
 
 
-# ---- Gradients arrive in parts, parts are updated, and the next step gathers the parameters as it needs them
+# ---- Gradients arrive in shards, shards are updated, and the next step gathers the parameters as it needs them
 
 
 def _deferred(name: str, summary: str, parts: Sharded) -> Strategy:

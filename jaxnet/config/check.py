@@ -160,7 +160,7 @@ def strategy_of(config: Config, all_reduce: AllReduce | None = None) -> tuple[St
         )
     if mode == "pmap" and strategy.kind == "sharded":
         raise InputError(
-            f"mode=pmap does not go with {asked}, which carries the state in parts; use "
+            f"mode=pmap does not go with {asked}, which carries the state in shards; use "
             "mode=shard_map, which does the same on any mesh"
         )
     if mode in ("pmap", "pieces") and strategy.kind == "local":

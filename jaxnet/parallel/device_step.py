@@ -90,7 +90,7 @@ class Skip(NamedTuple):
     """Ends a step: with the updated state, or with the old one.
 
     Attributes:
-        axes: mesh axes over which gradients are in parts, so that no device sees all; usually none.
+        axes: mesh axes over which gradients are in shards, so that no device sees all; usually none.
     """
 
     axes: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ def device_step(
     """The step of one device of `devices`, to run where both mesh axes are bound.
 
     `tracked_axes` are the axes over which values are made varying: those of the surrounding shard_map or pmap.
-    With `gather` the state holds parameters in parts: it makes them whole, and `reduce` gives sums in parts.
+    With `gather` the state holds parameters in shards: it makes them whole, and `reduce` gives sums in shards.
     `together` sums what is not a gradient: metrics and running averages. `skip` ends the step: see `Skip`.
     """
 

@@ -1,4 +1,4 @@
-"""How a state lies on the mesh between steps: whole on every device, in parts, or as a copy of its own on each."""
+"""How a state lies on the mesh between steps: whole on every device, in shards, or a copy of its own on each."""
 
 import functools
 from collections.abc import Callable
@@ -15,24 +15,28 @@ from jaxnet.models import once_options
 from jaxnet.parallel.state import TrainState, state_shardings
 from jaxnet.tasks.classification import PyTree
 
-_Kind = Literal["whole", "part", "copy", "rows", "columns"]
+_Kind = Literal["whole", "shard", "copy", "rows", "columns"]
 OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where each leaf of a state is, and the way from whole states to those that a step takes, and back.
+    """Where each leaf of a state lies, and how a whole state becomes the one that a step takes, and back.
 
-    In parts, a leaf is an array of one dim, zeros after its end, of which each device holds an equal share; of an
-    ensemble [members, that]. Of copies each device holds one, which it changes by itself; the leaf leads with
-    [hosts, devices]. What is cut by rows or columns keeps its shape, and each device of a host holds an equal share.
+    A leaf of 5 elements on the mesh 2x2, by kind:
+
+        kind        array that the step takes      device (0, 0) holds
+        'whole'     [5]                            all of it
+        'shard'     [8], zeros after its end       elements 0 and 1 (of an ensemble: [members, 8])
+        'copy'      [2, 2, 5], [hosts, devices]    its own [1, 1, 5], which it changes by itself
+
+    A kernel cut by 'rows' or 'columns' keeps its shape; each device of a host holds an equal share of them.
 
     Attributes:
         mesh: axes ('host', 'device').
-        axes: the mesh axes over which parts follow each other.
+        axes: the mesh axes over which shards follow each other.
         whole_shapes: of the whole state, without shardings.
-        kinds: for each leaf of the state, whether it is 'whole', in parts ('part'), in copies ('copy'), or cut over the
-            devices of each host by 'rows' or 'columns'.
+        kinds: for each leaf of the state, its kind, as above.
         ensemble: whether leaves lead with [members].
     """
 
@@ -50,8 +54,8 @@ class Layout:
     @property
     def specs(self) -> TrainState:
         """How each leaf of the state that a step takes is cut over the mesh."""
-        part = PartitionSpec(None, self.axes) if self.ensemble else PartitionSpec(self.axes)
-        of_kind = {"whole": PartitionSpec(), "part": part, "copy": OWN}
+        shard = PartitionSpec(None, self.axes) if self.ensemble else PartitionSpec(self.axes)
+        of_kind = {"whole": PartitionSpec(), "shard": shard, "copy": OWN}
         of_kind |= {"rows": PartitionSpec(DEVICE), "columns": PartitionSpec(None, DEVICE)}
         specs = jax.tree.map(of_kind.__getitem__, self.kinds)
         return specs._replace(comm=jax.tree.map(lambda _: OWN, self.kinds.comm))
@@ -111,9 +115,9 @@ class Layout:
     def _cut_leaf(self, kind: _Kind, leaf: jax.Array) -> jax.Array:
         if kind == "copy":
             return jnp.broadcast_to(leaf, (*self.mesh.shape.values(), *leaf.shape))
-        if kind == "part":
-            in_parts = lambda leaf: rows_of(leaf, mesh_size(self.mesh)).reshape(-1)  # noqa: E731
-            return jax.vmap(in_parts)(leaf) if self.ensemble else in_parts(leaf)
+        if kind == "shard":
+            in_shards = lambda leaf: rows_of(leaf, mesh_size(self.mesh)).reshape(-1)  # noqa: E731
+            return jax.vmap(in_shards)(leaf) if self.ensemble else in_shards(leaf)
         return leaf
 
     def _join(self, state: TrainState) -> TrainState:
@@ -123,9 +127,9 @@ class Layout:
 def _joined(kind: _Kind, leaf: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.Array:
     if kind == "copy":
         return _mean_of_copies(leaf)
-    if kind == "part" and leaf.ndim == 2:  # of an ensemble
+    if kind == "shard" and leaf.ndim == 2:  # of an ensemble
         return jax.vmap(lambda member: whole_of(member, shape.shape[1:]))(leaf)
-    return whole_of(leaf, shape.shape) if kind == "part" else leaf
+    return whole_of(leaf, shape.shape) if kind == "shard" else leaf
 
 
 def _mean_of_copies(leaf: jax.Array) -> jax.Array:
@@ -140,9 +144,9 @@ def _mean_of_copies(leaf: jax.Array) -> jax.Array:
 
 
 def sharded_kinds(whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool) -> TrainState:
-    """Kinds of a state whose parameters, their average and the optimizer's state are in parts."""
+    """Kinds of a state whose parameters, their average and the optimizer's state are in shards."""
     kinds = jax.tree.map(lambda _: "whole", whole)
-    belongs = jax.tree.map(lambda _: "part", whole.params)
+    belongs = jax.tree.map(lambda _: "shard", whole.params)
     return kinds._replace(
         params=belongs,
         average=None if whole.average is None else belongs,
@@ -167,10 +171,10 @@ def cut_kinds(kinds: TrainState, whole: TrainState, optimizer: optax.GradientTra
 
 
 def _follows_params(optimizer: optax.GradientTransformation, params: PyTree, kept: int) -> PyTree:
-    """In parts are the leaves of the optimizer's state that belong to a parameter: that change shape with it."""
+    """In shards are the leaves of the optimizer's state that belong to a parameter: that change shape with it."""
     longer = jax.tree.map(lambda leaf: leaf.update(shape=(*leaf.shape[:kept], leaf.size + 1)), params)
     before, after = (jax.eval_shape(optimizer.init, shapes) for shapes in (params, longer))
-    return jax.tree.map(lambda a, b: "part" if a.shape != b.shape else "whole", before, after)
+    return jax.tree.map(lambda a, b: "shard" if a.shape != b.shape else "whole", before, after)
 
 
 def _follows_cut(optimizer: optax.GradientTransformation, params: PyTree, cut: PyTree) -> PyTree:

@@ -13,7 +13,7 @@ from jaxnet.parallel import Form, ShardedDense, StepPlan
 PyTree = Any
 _WHEN = {
     "xla": "as XLA decides",
-    "deferred": "in parts, gathered by the next forward",
+    "deferred": "in shards, gathered by the next forward",
     "local": "the mean of the parameters every {every} steps",
 }
 

@@ -1,4 +1,4 @@
-"""The schedule 'deferred': the same training as any other, with the state in parts between steps."""
+"""The schedule 'deferred': the same training as any other, with the state in shards between steps."""
 
 import contextlib
 import functools
