@@ -11,7 +11,7 @@ from benchmarks.faulting.rounds import SHORT_LIMITS, Outcome, Round, train_comma
 from benchmarks.faulting.story import failures
 from benchmarks.faulting.watched import PATIENCE_SECONDS, Unmet, Watched
 
-_LONGEST_START_SECONDS = 8.0
+_START_SECONDS = 2.0  # about what a start takes on a quiet machine: a later kill might find that the run has ended
 _STEPS = 20  # that an attempt does before a fault, at most; a round of five then ends before the run does
 _SILENT = {0: "rank 0, through which ranks talk, does not answer", 1: "rank 1 is silent"}
 
@@ -21,7 +21,7 @@ def killed(job: Round) -> list[Outcome]:
 
     def moment(run: Watched, begun: float) -> None:
         if job.draw.random() < 0.2:
-            time.sleep(job.draw.uniform(0, _LONGEST_START_SECONDS))
+            time.sleep(job.draw.uniform(0, _START_SECONDS))
         else:
             run.wait_for_step(begun, job.draw.randint(1, _STEPS))
             time.sleep(job.draw.uniform(0, PACE_SECONDS))
