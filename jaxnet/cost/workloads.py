@@ -29,7 +29,7 @@ Params = list[jax.Array]
 LEARNING_RATE = 1e-3  # small: a thousand steps change little, so every round times the same numbers
 
 
-class Prepared(Protocol):
+class PreparedStep(Protocol):
     """A training step under one strategy, before there are arrays."""
 
     @property
@@ -45,7 +45,7 @@ class Prepared(Protocol):
         """The state before the first step, on the mesh."""
 
 
-PrepareFn = Callable[[Strategy, Mode, AllReduce], Prepared]
+PrepareFn = Callable[[Strategy, Mode, AllReduce], PreparedStep]
 
 
 @dataclass(frozen=True)

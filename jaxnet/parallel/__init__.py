@@ -15,14 +15,14 @@ from jaxnet.parallel.form import Traffic as Traffic
 from jaxnet.parallel.hybrid import ShardedDense as ShardedDense
 from jaxnet.parallel.layout import Layout as Layout
 from jaxnet.parallel.local import LocalUpdate as LocalUpdate
-from jaxnet.parallel.pieces import Pieces as Pieces
+from jaxnet.parallel.pieces import StepInPieces as StepInPieces
 from jaxnet.parallel.replicated import Replicated as Replicated
 from jaxnet.parallel.sharded import ShardedUpdate as ShardedUpdate
 from jaxnet.parallel.state import TrainState as TrainState
 
 __all__ = [
     *("Form", "Mode", "Step", "StepOptions", "StepPlan", "Traffic", "Layout", "ShardedDense", "TrainState", "form_of"),
-    *("Replicated", "ShardedUpdate", "LocalUpdate", "Pieces"),
+    *("Replicated", "ShardedUpdate", "LocalUpdate", "StepInPieces"),
 ]
 
 
@@ -50,7 +50,7 @@ def form_of(
     """
     options = options or StepOptions()
     if options.mode == "pieces":
-        return Pieces(strategy, mesh, options)
+        return StepInPieces(strategy, mesh, options)
     if strategy.kind == "sharded":
         return ShardedUpdate(strategy, mesh, options, ensemble)
     if strategy.kind == "local":

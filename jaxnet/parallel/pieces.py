@@ -168,7 +168,7 @@ def sums_by_message(strategy: Strategy) -> bool:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class StepInPieces:
     """See `Form`: all but the step is as in the replicated form.
 
     Raises:

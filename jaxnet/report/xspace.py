@@ -14,12 +14,12 @@ from jaxlib.xla_client import hlo  # type: ignore[attr-defined]
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-class Message:
+class ProtoMessage:
     """The fields of a serialized message, by number; their content is decoded when it is asked for.
 
     Raises ValueError for bytes that are no message.
 
-    >>> point = Message(b"\\x08\\x96\\x01\\x12\\x02hi")
+    >>> point = ProtoMessage(b"\\x08\\x96\\x01\\x12\\x02hi")
     >>> point.number(1), point.text(2), point.number(3)
     (150, 'hi', 0)
     """
@@ -43,13 +43,13 @@ class Message:
         """Return a field's text."""
         return self.bytes(field).decode(errors="replace")
 
-    def message(self, field: int) -> "Message":
+    def message(self, field: int) -> "ProtoMessage":
         """Return the message in a field; an empty one if it is absent."""
-        return Message(self.bytes(field))
+        return ProtoMessage(self.bytes(field))
 
-    def messages(self, field: int) -> "Iterator[Message]":
+    def messages(self, field: int) -> "Iterator[ProtoMessage]":
         """Return the messages in a repeated field."""
-        return (Message(value) for value in self._fields.get(field, []) if not isinstance(value, int))
+        return (ProtoMessage(value) for value in self._fields.get(field, []) if not isinstance(value, int))
 
     def _last(self, field: int, default: int | memoryview) -> int | memoryview:
         return self._fields.get(field, [default])[-1]
@@ -114,7 +114,7 @@ class TraceMetadata(NamedTuple):
 def read_metadata(content: bytes) -> TraceMetadata:
     """Read the start and the programs of a serialized XSpace; ValueError if `content` is none."""
     start, programs = 0, dict[str, str]()
-    for plane in Message(content).messages(_SPACE_PLANES):
+    for plane in ProtoMessage(content).messages(_SPACE_PLANES):
         if plane.text(_PLANE_NAME) == "/host:metadata":
             programs.update(_programs(plane))
         elif plane.text(_PLANE_NAME) == "Task Environment":
@@ -122,7 +122,7 @@ def read_metadata(content: bytes) -> TraceMetadata:
     return TraceMetadata(start, programs)
 
 
-def _programs(plane: Message) -> Iterator[tuple[str, str]]:
+def _programs(plane: ProtoMessage) -> Iterator[tuple[str, str]]:
     stat_names = _stat_names(plane)
     for entry in plane.messages(_PLANE_EVENT_METADATA):
         program = entry.message(_ENTRY_VALUE)
@@ -133,12 +133,12 @@ def _programs(plane: Message) -> Iterator[tuple[str, str]]:
                 yield program.text(_METADATA_NAME), text
 
 
-def _start(plane: Message) -> int:
+def _start(plane: ProtoMessage) -> int:
     names = _stat_names(plane)
     stats = {names.get(stat.number(_STAT_METADATA_ID)): stat for stat in plane.messages(_PLANE_STATS)}
     return stats["profile_start_time"].number(_STAT_UINT64) if "profile_start_time" in stats else 0
 
 
-def _stat_names(plane: Message) -> dict[int, str]:
+def _stat_names(plane: ProtoMessage) -> dict[int, str]:
     values = [entry.message(_ENTRY_VALUE) for entry in plane.messages(_PLANE_STAT_METADATA)]
     return {value.number(_METADATA_ID): value.text(_METADATA_NAME) for value in values}

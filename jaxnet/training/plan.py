@@ -19,7 +19,7 @@ _WHEN = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a training step sends, and with `check` what the compiled program holds of it. Prints as tables.
 
     Attributes:
@@ -68,7 +68,7 @@ class Plan:
             return sum(wire_bytes_per_axis(by_xla).values())
         return sum(self.wire_bytes_per_axis.values())
 
-    def verified(self) -> "Plan":
+    def verified(self) -> "RunPlan":
         """The same beside the compiled program: compiles the step."""
         return replace(self, check=verify(self.program(), self.sends.collectives, self.form.mesh.shape))
 

@@ -54,7 +54,7 @@ from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState, first_state, needs_scale
 from jaxnet.tasks.classification import LossFn, classification_loss, evaluate, make_eval_step
 from jaxnet.training.batches import BatchStream, batch_stream
-from jaxnet.training.plan import Plan
+from jaxnet.training.plan import RunPlan
 from jaxnet.training.processes import ProcessGroup, join
 from jaxnet.training.resolutions import Phase, batch_shapes_at, check_resolutions, phases_of
 
@@ -125,11 +125,11 @@ class Experiment:
         return Variables(whole.params, whole.stats)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """What a step sends, to be printed: buckets, and bytes over each axis."""
         params = self.layout.whole_shapes.params
         members = self.config.ensemble.members if self.config.ensemble.on else 1
-        return Plan(self.form, self.sends, params, members, self.layers, self._program)
+        return RunPlan(self.form, self.sends, params, members, self.layers, self._program)
 
     def _program(self) -> str:
         """The text of the compiled step."""

@@ -12,7 +12,7 @@ from jaxnet.comm import Check
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
 from jaxnet.parallel.state import TrainState
-from jaxnet.training.plan import Plan
+from jaxnet.training.plan import RunPlan
 from jaxnet.training.prepare import Experiment
 
 
@@ -113,7 +113,7 @@ class Run:
         return as_table(read_metrics(self.workdir))
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """What a step sends, beside what the compiled program holds. Prints as tables."""
         return replace(self.experiment.plan, check=self.check)
 

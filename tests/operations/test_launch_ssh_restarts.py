@@ -14,7 +14,7 @@ from jaxnet.errors import InputError
 from jaxnet.operations.launchers import ssh_client
 from jaxnet.operations.launchers.hosts import Host
 from jaxnet.operations.launchers.ssh import launch_ssh
-from jaxnet.operations.launchers.ssh_client import Progress
+from jaxnet.operations.launchers.ssh_client import ProgressFile
 from jaxnet.operations.launchers.ssh_hosts import SshMembers
 from jaxnet.operations.launchers.ssh_job import SshJob
 from jaxnet.operations.supervise import Ended
@@ -227,7 +227,7 @@ def test_slots_are_counted_as_processes(start, network):
 
 
 def test_progress_by_the_clock_of_this_host(tmp_path):
-    progress = Progress("mark", str(tmp_path / "0"))
+    progress = ProgressFile("mark", str(tmp_path / "0"))
     assert not progress.take(b"mark of another kind of line\n")
     assert not progress.take(b"a line\n")
     assert read_progress(tmp_path / "0") is None

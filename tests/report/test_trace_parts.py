@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxnet.comm import collectives_in
 from jaxnet.report.programs import axes_of, bucket_of, read_program, scope_of
 from jaxnet.report.trace import Thread
-from jaxnet.report.xspace import Message
+from jaxnet.report.xspace import ProtoMessage
 from support.traces import HLO
 
 
@@ -25,7 +25,7 @@ def varint(number):
 def test_a_message_gives_back_what_was_put_in(field, number, content):
     inner = varint(field << 3) + varint(number)
     outer = varint(field << 3 | 2) + varint(len(inner)) + inner + varint((field + 1) << 3 | 2)
-    message = Message(outer + varint(len(content)) + content + varint((field + 2) << 3 | 1) + bytes(8))
+    message = ProtoMessage(outer + varint(len(content)) + content + varint((field + 2) << 3 | 1) + bytes(8))
     assert message.message(field).number(field) == number
     assert [one.number(field) for one in message.messages(field)] == [number]
     assert message.bytes(field + 1) == content
@@ -36,13 +36,13 @@ def test_a_message_gives_back_what_was_put_in(field, number, content):
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused_with_a_value_error(content):
     with contextlib.suppress(ValueError):
-        Message(content)
+        ProtoMessage(content)
 
 
 @pytest.mark.parametrize("content", [b"\x08", b"\x0a\x05ab", b"\x0b", b"\x80"])
 def test_cut_messages_are_refused(content):
     with pytest.raises(ValueError, match="byte"):
-        Message(content)
+        ProtoMessage(content)
 
 
 def test_an_end_is_marked_after_what_the_thread_resumed():

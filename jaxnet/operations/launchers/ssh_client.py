@@ -84,7 +84,7 @@ def _copy(source: Any, sink: Any, log: Any, writing: threading.Lock, take: Calla
                 sink.flush()
 
 
-class Progress:
+class ProgressFile:
     """Takes lines `MARK FIRST AGE STEP` and writes a progress file, see `jaxnet.cluster.progress`."""
 
     def __init__(self, mark: str, path: str) -> None:
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     order = json.loads(os.environ.pop("JAXNET_SSH_ORDER"))
     log = open(order["log"], "ab", buffering=0) if order["log"] else None  # noqa: SIM115, PTH123 open until the process ends
     path = os.environ.get("JAXNET_PROGRESS_FILE")
-    take = Progress(order["mark"], path).take if order["mark"] and path else lambda line: False
+    take = ProgressFile(order["mark"], path).take if order["mark"] and path else lambda line: False
     status = connect(order["ssh"], order["lines"], log, order["beat_seconds"], take)
     if status == 255:
         print(
