@@ -23,7 +23,7 @@ from jaxnet.comm.by_name import STRATEGIES, has_bucket_size, named_strategy, set
 from jaxnet.comm.codecs import Codec
 from jaxnet.comm.compressed import cast, compressed, compressed_scattered
 from jaxnet.comm.expression import KiB, MiB, expressed
-from jaxnet.comm.guards import same_along, varying_axes
+from jaxnet.comm.guards import same_along, varying_along, varying_axes
 from jaxnet.comm.halves import AllReduce, Halves, HalvesPlan, all_reduce, bracket, scattered, xla_halves
 from jaxnet.comm.hlo import FoundCollective, collectives_in
 from jaxnet.comm.mesh import (
@@ -172,6 +172,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "AxisSizes",
     "BOUND_AXES",
     "axes_size",
+    "varying_along",
     "varying_axes",
     "same_along",
     "as_gradient_transformation",

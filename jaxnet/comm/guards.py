@@ -92,6 +92,14 @@ def same_along(value: jax.Array, axes: Iterable[str]) -> jax.Array:
     return result
 
 
+def varying_along(value: jax.Array, axes: Iterable[str]) -> jax.Array:
+    """`value`, typed as one that may differ along `axes` too. Moves nothing; `jax.lax.pcast` refuses an axis twice."""
+    varying = varying_axes(value)
+    missing = tuple(sorted(set(axes) - varying))
+    result: jax.Array = lax.pcast(value, missing, to="varying") if missing else value
+    return result
+
+
 _same_along_p = Primitive("same_along")
 
 

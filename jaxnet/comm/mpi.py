@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.expression import KiB, expressed
-from jaxnet.comm.guards import require_divides, require_varying, same_along, varying_axes
+from jaxnet.comm.guards import require_divides, require_varying, same_along, varying_along, varying_axes
 from jaxnet.comm.halves import scattered
 from jaxnet.comm.mesh import HOST
 from jaxnet.comm.reducer import AxisSizes, Collective, Plan, Reducer, axis_size, stateless
@@ -196,9 +196,7 @@ def _allow_several_devices() -> None:
 def _typed_as(value: jax.Array, result: jax.Array) -> jax.Array:
     """`result` with `value`'s type: JAX types mpi4jax's results as the same on all devices, a switch's on none."""
     wanted, has = varying_axes(value), varying_axes(result)
-    if lacking := tuple(sorted(wanted - has)):
-        result = lax.pcast(result, lacking, to="varying")
-    return same_along(result, has - wanted)
+    return same_along(varying_along(result, wanted), has - wanted)
 
 
 # ---- The reducer ----

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxnet.comm.bucketed import bucketed
 from jaxnet.comm.expression import expressed
-from jaxnet.comm.guards import require_varying, varying_axes
+from jaxnet.comm.guards import require_varying, varying_along, varying_axes
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size
 
 _SAVING = 2  # a leaf travels as factors if they have at most 1/2 of its elements, as in PyTorch's hook
@@ -177,8 +176,7 @@ def _iterate(
 
 def _typed_like(value: jax.Array, like: jax.Array) -> jax.Array:
     """`value` with the type of `like`: state keeps its type, one per device, so that a loop can carry it."""
-    missing = varying_axes(like) - varying_axes(value)
-    return lax.pcast(value, tuple(missing), to="varying") if missing else value
+    return varying_along(value, varying_axes(like))
 
 
 def _axes(together: Reducer, axis_sizes: AxisSizes) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from jaxnet.comm import (
     ring,
     rooted,
     scattered,
+    varying_along,
 )
 from jaxnet.cost.rounds import gathered, wait_for_all
 
@@ -160,8 +161,7 @@ def make_program(transfer: Transfer, axes: Axes, bytes_: int, mesh: Mesh) -> Tra
 
     def on_device(message: jax.Array) -> jax.Array:
         result = _moved(transfer, message[0, 0], axes)
-        missing = tuple(set(AXES) - set(jax.typeof(result).manual_axis_type.varying))
-        return lax.pcast(result, missing, to="varying")[None, None]
+        return varying_along(result, AXES)[None, None]
 
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=sharding.spec, out_specs=sharding.spec)
     shape = (mesh.shape[HOST], mesh.shape[DEVICE], taken)

@@ -9,7 +9,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxnet.comm import AXES, AllReduce, Collective, ReduceFn, Reducer, all_reduce, axes_size, bucketed, varying_axes
+from jaxnet.comm import (
+    AXES,
+    AllReduce,
+    Collective,
+    ReduceFn,
+    Reducer,
+    all_reduce,
+    axes_size,
+    bucketed,
+    varying_along,
+    varying_axes,
+)
 from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
 from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
 
@@ -236,7 +247,7 @@ def global_step(
 
 def _varying(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
     # What is cut over the devices of a host varies over them by itself.
-    return jax.tree.map(lambda leaf: lax.pcast(leaf, tuple(set(axes) - varying_axes(leaf)), to="varying"), tree)
+    return jax.tree.map(lambda leaf: varying_along(leaf, axes), tree)
 
 
 def _mean(result: LossOutput, devices: int, tracked_axes: tuple[str, ...], together: Reducer) -> LossOutput:
@@ -250,7 +261,7 @@ def _mean(result: LossOutput, devices: int, tracked_axes: tuple[str, ...], toget
     differs = [tracked_axes != AXES or bool(varying_axes(leaf)) for leaf in leaves]
     parts = [leaf for leaf, d in zip(leaves, differs, strict=True) if d]
     if tracked_axes == AXES:
-        parts = [lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying") for leaf in parts]
+        parts = [varying_along(leaf, AXES) for leaf in parts]
     with jax.named_scope("metrics"):
         sums, _ = together.reduce(parts, together.init(parts, dict.fromkeys(AXES, 1)))
     means = iter(sums)

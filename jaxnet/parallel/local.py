@@ -28,7 +28,7 @@ from jaxnet.comm import (
     Strategy,
     mesh_size,
     same_along,
-    varying_axes,
+    varying_along,
 )
 from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import (
@@ -258,7 +258,7 @@ def _mean_over(devices: int, reducer: Reducer) -> Callable[[Exchange], Exchange]
 
 
 def _varying(leaf: jax.Array) -> jax.Array:
-    return lax.pcast(leaf, tuple(set(AXES) - varying_axes(leaf)), to="varying")
+    return varying_along(leaf, AXES)
 
 
 def _is_float(leaf: Any) -> bool:

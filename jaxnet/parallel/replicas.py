@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxnet.comm import AXES, DEVICE, mesh_size, varying_axes
+from jaxnet.comm import AXES, DEVICE, mesh_size, varying_along
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
 
@@ -115,9 +115,7 @@ def _hashes(layout: Layout, leaves: Sequence[int]) -> jax.stages.Wrapped:
         hashes = [leaf_hash(value) for value in values]
         # The devices of a host hold a cut leaf together, and hosts the same.
         hashes = [lax.psum(own, DEVICE) if here else own for own, here in zip(hashes, cut, strict=True)]
-        own = jnp.stack(hashes)
-        own = lax.pcast(own, tuple(set(AXES) - varying_axes(own)), to="varying")
-        return lax.all_gather(own, AXES, to="invarying")
+        return lax.all_gather(varying_along(jnp.stack(hashes), AXES), AXES, to="invarying")
 
     mapped = jax.shard_map(on_device, mesh=layout.mesh, in_specs=(chosen,), out_specs=PartitionSpec())
     return jax.jit(mapped)
