@@ -31,11 +31,13 @@ from jaxnet.comm import (
     same_along,
     split_by_example,
     stateless,
+    varying_along,
 )
-from jaxnet.cost.workloads import Workload
+from jaxnet.cost.workloads import PreparedStep, Workload
 from jaxnet.errors import InputError
 from jaxnet.parallel import Mode
 from jaxnet.parallel.device_step import example_keys
+from jaxnet.parallel.layout import OWN
 from jaxnet.parallel.pieces import sums_by_message
 from jaxnet.parallel.state import first_comm
 
@@ -43,7 +45,6 @@ PyTree = Any
 Program = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 _EVERYWHERE = PartitionSpec()
-_OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]
 _BATCH = PartitionSpec(AXES)
 
 
@@ -72,9 +73,7 @@ def full_step(workload: Workload, strategy: Strategy, *, pieces: bool = False) -
     if pieces:
         check_pieces(strategy, workload.mesh)
     mode: Mode = "pieces" if pieces else "jit" if strategy.kind == "xla" else "shard_map"
-    prepared = workload.prepare(strategy, mode, all_reduce)
-    state = prepared.init()
-    return TimedProgram(prepared.step.lower(state, workload.global_batch).compile(), state, workload.global_batch)
+    return _compiled(workload, workload.prepare(strategy, mode, all_reduce))
 
 
 def check_pieces(strategy: Strategy, mesh: Mesh) -> None:
@@ -92,7 +91,10 @@ def check_pieces(strategy: Strategy, mesh: Mesh) -> None:
 def compute_only(workload: Workload) -> TimedProgram:
     """The step without communication: each device updates with the sum of its own gradients alone."""
     alone = Strategy(bucketed(_no_sum(*AXES), bucket_bytes=None))
-    prepared = workload.prepare(alone, "shard_map", _no_sum)
+    return _compiled(workload, workload.prepare(alone, "shard_map", _no_sum))
+
+
+def _compiled(workload: Workload, prepared: PreparedStep) -> TimedProgram:
     state = prepared.init()
     return TimedProgram(prepared.step.lower(state, workload.global_batch).compile(), state, workload.global_batch)
 
@@ -127,19 +129,14 @@ def partial_gradient(workload: Workload, leaves: Sequence[int]) -> TimedProgram:
         all_grads = jax.tree.leaves(grads)
         results = [loss, *(all_grads[leaf] for leaf in leaves)]
         # Calls wait for each other through the token: results of one program are ready together.
-        return token + 1, [_varying(result)[None, None] for result in results]
+        return token + 1, [varying_along(result, AXES)[None, None] for result in results]
 
     mapped = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(_EVERYWHERE, _EVERYWHERE, _BATCH), out_specs=(_EVERYWHERE, _OWN)
+        on_device, mesh=mesh, in_specs=(_EVERYWHERE, _EVERYWHERE, _BATCH), out_specs=(_EVERYWHERE, OWN)
     )
     token = jax.device_put(np.float32(0), replicated(mesh))
     compiled = jax.jit(mapped, compiler_options=_options(mesh)).lower(token, given, workload.global_batch).compile()
     return TimedProgram(lambda token, batch: compiled(token, given, batch), token, workload.global_batch)
-
-
-def _varying(value: jax.Array) -> jax.Array:
-    missing = tuple(set(AXES) - set(jax.typeof(value).manual_axis_type.varying))
-    return lax.pcast(value, missing, to="varying")
 
 
 def _reduced(workload: Workload, reducer: Reducer) -> TimedProgram:
@@ -149,12 +146,12 @@ def _reduced(workload: Workload, reducer: Reducer) -> TimedProgram:
         del batch
         grads, comm = jax.tree.map(lambda leaf: leaf[0, 0], state)
         sums, comm = reducer.reduce(grads, comm)
-        means = jax.tree.map(lambda total: _varying(total / mesh_size(mesh)), sums)
+        means = jax.tree.map(lambda total: varying_along(total / mesh_size(mesh), AXES), sums)
         return jax.tree.map(lambda leaf: leaf[None, None], (means, comm)), ()
 
     make = jax.jit(lambda: first_comm(reducer, workload.params, mesh), out_shardings=one_per_device(mesh))
     state = (_gradients(workload), make())
-    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(_OWN, _BATCH), out_specs=(_OWN, _EVERYWHERE))
+    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(OWN, _BATCH), out_specs=(OWN, _EVERYWHERE))
     step = jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh))
     return TimedProgram(step.lower(state, workload.global_batch).compile(), state, workload.global_batch)
 
