@@ -15,7 +15,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, Reducer, Sharded, Strategy, mesh_size, scheduled, stacked_shards
+from jaxnet.comm import AXES, Reducer, Sharded, Strategy, mesh_size, shards_in_order, stacked_shards
 from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import Skip, device_step, guard_plan, mean_plan
 from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, named_leaves
@@ -48,15 +48,11 @@ class ShardedUpdate:
     @property
     def shards(self) -> Sharded:
         """What scatters gradients and gathers parameters, taking leaves in backward order."""
-        sharded = scheduled(self.strategy, self.options.order)
-        assert isinstance(sharded, Sharded)
-        if not self.ensemble:
-            return sharded
-        inner = self.strategy.reducer
-        assert isinstance(inner, Sharded)
-        stacked = scheduled(Strategy(stacked_shards(inner), "deferred"), self.options.order)
-        assert isinstance(stacked, Sharded)
-        return stacked
+        shards, order = self.strategy.reducer, self.options.order
+        assert isinstance(shards, Sharded)
+        if self.ensemble:
+            shards = stacked_shards(shards)
+        return shards if order is None else shards_in_order(order, shards)
 
     def agree_after(self, step: int) -> bool:
         """Always: metrics are means over all devices."""
