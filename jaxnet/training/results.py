@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxnet.comm import Check
 from jaxnet.config.run import Config
+from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.plan import RunPlan
@@ -41,8 +42,7 @@ class Table(Sequence[dict[str, Any]]):
 
     def __str__(self) -> str:
         cells = [self.columns, *([_cell(row.get(name)) for name in self.columns] for row in self._rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in cells)
+        return "\n".join(aligned(cells, left=0))
 
     __repr__ = __str__
 
