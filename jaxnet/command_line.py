@@ -81,6 +81,14 @@ def given_path(text: str) -> Path:
     return Path(text)
 
 
+def emulate_devices(hosts: int, devices: int) -> None:
+    """Have the CPU stand for so many hosts with so many devices each; call it before any device is used."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", hosts * devices)
+
+
 def mesh_sizes(text: str) -> tuple[int, int]:
     """HOSTSxDEVICES, such as 2x4, for `type=`."""
     sizes = text.split("x")

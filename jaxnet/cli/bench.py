@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from jaxnet.command_line import Commands, Parser, given_path, mesh_sizes, positive
+from jaxnet.command_line import Commands, Parser, emulate_devices, given_path, mesh_sizes, positive
 from jaxnet.cost.shapes import byte_size
 from jaxnet.errors import InputError, exit_cleanly
 
@@ -277,9 +277,7 @@ def _start(args: argparse.Namespace) -> "Mesh":
     if args.mesh is None and getattr(args, "config", None) and start().process_count == 1:
         args.mesh = (2, 4)
     if start().process_count == 1 and args.mesh:
-        # Emulated devices have to be asked for before any device is used.
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", args.mesh[0] * args.mesh[1])
+        emulate_devices(*args.mesh)
     if args.mesh and args.mesh[0] * args.mesh[1] != jax.device_count():
         raise InputError(f"--mesh {args.mesh[0]}x{args.mesh[1]}: the job has {jax.device_count()} devices")
     mesh = make_mesh(args.mesh[0] if args.mesh else None)

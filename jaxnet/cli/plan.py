@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.command_line import Commands, mesh_sizes
+from jaxnet.command_line import Commands, emulate_devices, mesh_sizes
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,12 +45,8 @@ def add_plan(commands: Commands) -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Plan, compile and compare."""
-    import jax
-
     hosts, devices = args.mesh
-    # Emulated devices have to be asked for before any device is used.
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", hosts * devices)
+    emulate_devices(hosts, devices)
 
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
@@ -146,9 +142,7 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
     import jax
 
     hosts, devices = args.mesh or (2, 4)
-    # Emulated devices have to be asked for before any device is used.
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", hosts * devices)
+    emulate_devices(hosts, devices)
 
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
