@@ -23,7 +23,6 @@ still checks every digest, because disks change what was written.
 import itertools
 import json
 import logging
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -247,7 +246,7 @@ class Checkpointer:
         if not failure:
             self._newest = step
         elif self._consensus.primary:
-            shutil.rmtree(staged, ignore_errors=True)  # frees space for logs and metrics on a full disk
+            self._files.discard(staged)  # frees space for logs and metrics on a full disk
         return failure
 
     def _finish(self, staged: Path, step: int, about: dict[str, Any]) -> None:

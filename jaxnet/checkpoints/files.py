@@ -19,6 +19,7 @@ import itertools
 import math
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from jaxnet.errors import InputError
 _SAVING = ".saving"
 _DELETING = ".deleting"
 _DAMAGED = "damaged"
+_TRIES = 20  # to empty a directory, 0.05 s apart
 
 
 class Best(NamedTuple):
@@ -87,6 +89,18 @@ class CheckpointFiles:
         """Make the directory `staged`, after deleting what earlier attempts left."""
         self.sweep()
         staged.mkdir()
+
+    def discard(self, staged: Path) -> None:
+        """Delete what a failed save wrote, as far as possible.
+
+        When one part of a write has failed, others may still be writing: a file may come while its directory is being
+        emptied.
+        """
+        for _ in range(_TRIES):
+            shutil.rmtree(staged, ignore_errors=True)
+            if not staged.exists():
+                return
+            time.sleep(0.05)
 
     def publish(self, staged: Path, step: int) -> None:
         """Rename the staged and sealed directory to `step`; from then on it is a checkpoint."""
