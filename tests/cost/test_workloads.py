@@ -31,7 +31,9 @@ def test_sizes_of_the_others():
     assert max(vgg) / sum(vgg) > 0.75
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet50")) for name in SIZES]
+)
 def test_every_leaf_has_a_gradient_and_steps_lower_the_loss(name):
     sizes, of = SIZES[name], LOSSES[name]
     params = initial_values(sizes)

@@ -36,7 +36,11 @@ def drawn(shapes):
     return jax.tree.map_with_path(leaf, shapes)
 
 
-@pytest.mark.parametrize("name", CASES)
+# The widest of the Inceptions take longer than all the others together.
+SLOW = {"googlenet_bn", "inception_v3"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_every_parameter_learns(name):
     side, dtype, fields = CASES[name]
     model = from_linen(ZOO[name].build(num_classes=3, width=0.125, dtype=dtype).clone(**fields))

@@ -87,12 +87,16 @@ def test_ranks_are_hosts(ranks, devices, norm, tmp_path, run):
 
 # mpirun hands SIGUSR1 on to all ranks. SIGTERM it takes for itself: it sends it to them a while later, and as much
 # later SIGKILL, and ends with status 1 however they end.
-STOPS = [(1, "TERM", 0), (None, "USR1", 0), (None, "TERM", 1)]
+STOPS = [
+    [(1, "TERM", 0), (None, "TERM", 1)],
+    pytest.param([(None, "USR1", 0)], marks=pytest.mark.slow),
+]
 
 
-def test_a_signal_stops_all_ranks_and_the_run_continues(tmp_path, run):
+@pytest.mark.parametrize("stops", STOPS)
+def test_a_signal_stops_all_ranks_and_the_run_continues(stops, tmp_path, run):
     step, patient = 0, ["--mca", "odls_base_sigkill_timeout", "5"]
-    for rank, name, status in STOPS:
+    for rank, name, status in stops:
         with start(tmp_path, *LONG, options=patient, PACE_SECONDS="0.3") as program:
             program.wait_for(f"step {step + 3:>6}/60")
             os.kill(program.pid if rank is None else program.rank(rank), signal.Signals[f"SIG{name}"])

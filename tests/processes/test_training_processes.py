@@ -161,10 +161,17 @@ def stop_one(workdir, number, rank, before):
     return step
 
 
-def test_stopped_by_signals_and_continued_it_ends_as_unbroken(run, tmp_path):
-    """Each time all save the same step and exit with 0, whoever got the signal."""
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [(signal.SIGTERM, None), (signal.SIGINT, 1)],
+        pytest.param([(signal.SIGINT, None), (signal.SIGTERM, 1)], marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_by_signals_and_continued_it_ends_as_unbroken(signals, run, tmp_path):
+    """Each time all save the same step and exit with 0, whoever got the signal: the launcher or one rank."""
     step = 0
-    for number, rank in [(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGTERM, 1), (signal.SIGINT, 1)]:
+    for number, rank in signals:
         step = stop_one(tmp_path, number, rank, step)
     finish(tmp_path, TWO)
     assert_as_unbroken(tmp_path, run(TWO))

@@ -14,7 +14,9 @@ from support.programs import ROOT, Program
 
 PATIENCE = 240.0
 _LOOPBACK = "--mca pml ob1 --mca btl self,tcp --mca btl_tcp_if_include lo --mca oob_tcp_if_include lo"
-_MPIRUN = f"mpirun --oversubscribe --allow-run-as-root --bind-to none {_LOOPBACK}".split()
+# A rank that waits would else take a whole core from the one that it waits for.
+_PATIENT = "--mca mpi_yield_when_idle 1"
+_MPIRUN = f"mpirun --oversubscribe --allow-run-as-root --bind-to none {_PATIENT} {_LOOPBACK}".split()
 
 
 def missing():
