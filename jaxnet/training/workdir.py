@@ -30,8 +30,10 @@ def opened(
     """
     make_workdir(workdir)
     with contextlib.ExitStack() as during:
-        # With MPI a program holds addresses of its process.
-        if config.compile_cache is not None and not processes.cluster.mpi:
+        # With MPI a program holds addresses of its process. A trace holds the instructions of programs that its process
+        # compiled, and of no others, so a run that is traced compiles for itself.
+        keeps = not processes.cluster.mpi and not config.profile.steps
+        if config.compile_cache is not None and keeps:
             during.enter_context(compile_cache(beside(workdir, config.compile_cache)))
         fence = during.enter_context(held(workdir, processes.broadcast_object, ledger.beat))
         refuse_changes(workdir / "config.json", config, allowed=allow_config_change)
