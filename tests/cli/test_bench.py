@@ -132,11 +132,11 @@ def test_two_processes_trace_a_step_in_pieces_and_only_the_first_prints(tmp_path
 @pytest.mark.processes
 def test_two_processes_of_one_host_take_a_step_in_pieces():
     options = ["--model", "small", "--rounds", "1", "--steps-per-round", "1", "--mesh", "1x2", "--json"]
-    with launch(*JAXNET, "bench", "step", *options, "--strategy", "flat", "--strategy", "flat+pieces") as job:
+    with launch(*JAXNET, "bench", "step", *options, "--strategy", "flat+pieces") as job:
         assert job.finish() == 0, job.err
     found = json.loads("".join(line.removeprefix("[0] ") for line in job.out if "Gloo" not in line))
     assert found["mesh"] == {"host": 1, "device": 2}
-    assert [figures["label"] for figures in found["figures"]] == ["flat", "flat+pieces"]
+    assert [figures["label"] for figures in found["figures"]] == ["flat+pieces"]
 
 
 @pytest.mark.processes

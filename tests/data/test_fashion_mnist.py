@@ -154,6 +154,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, idx_dir, write_idx, name, a
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed.")
 def test_the_real_files_hold_what_is_published(tmp_path):
     dataset = FashionMNIST(data_dir=str(tmp_path))

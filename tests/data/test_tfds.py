@@ -255,6 +255,7 @@ def test_a_record_that_is_damaged_is_found_when_it_is_read(tmp_path):
         list(eval_batches(source, batch_size=8, shard=Shard(0, 1)))
 
 
+@pytest.mark.slow
 def test_the_config_of_cifar10_trains_on_what_tfds_prepares(tmp_path):
     pixels = np.random.RandomState(2).randint(0, 256, (40, 32, 32, 3)).astype(np.uint8)
     features = {

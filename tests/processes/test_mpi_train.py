@@ -45,12 +45,12 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-# test_mpi.py sums by every strategy over MPI. Here: few messages, and one for each leaf.
+# test_mpi.py sums by every strategy over MPI.
 @pytest.mark.parametrize(
     "strategy",
     [
         "hierarchical",
-        "per_leaf",
+        pytest.param("per_leaf", marks=pytest.mark.slow),
         pytest.param("flat", marks=pytest.mark.slow),
         pytest.param("ddp", marks=pytest.mark.slow),
     ],

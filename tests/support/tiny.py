@@ -59,9 +59,7 @@ def setup(
         drawn = variables(model)
         model = model._replace(init=lambda key, images: drawn)
     mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
-    loss_fn = classification_loss(
-        model, Pixels((0.5,), (0.5,)), label_smoothing=0.1, augment=Augmentation(flip=True, shift=1, erase=3)
-    )
+    loss_fn = classification_loss(model, Pixels((0.5,), (0.5,)), label_smoothing=0.1, augment=Augmentation(flip=True))
     if isinstance(strategy, str):
         strategy = comm.named_strategy(strategy, bucket_bytes)
     optimizer = optimizer or optax.sgd(0.1, 0.9)
