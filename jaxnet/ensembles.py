@@ -83,17 +83,17 @@ def ensemble_model(model: Model, members: int) -> Model:
     up to a hundred times slower on CPUs.
     """
 
-    def init_fn(keys: jax.Array, images: jax.Array) -> Variables:
-        variables: Variables = stacked([model.init(keys[index], images) for index in range(members)])
+    def init_fn(keys: jax.Array, inputs: Any) -> Variables:
+        variables: Variables = stacked([model.init(keys[index], inputs) for index in range(members)])
         return variables
 
     def apply_fn(
-        params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None
+        params: PyTree, stats: PyTree, inputs: Any, *, train: bool, keys: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
         # In training, keys are [batch, members].
         each = [
             model.apply(
-                *(member_of(params, index), member_of(stats, index), images),
+                *(member_of(params, index), member_of(stats, index), inputs),
                 train=train,
                 keys=None if keys is None else keys[:, index],
             )

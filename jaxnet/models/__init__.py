@@ -4,7 +4,7 @@ The boundary to training:
 
 - `Model`: a pair of pure functions, init and apply; `Variables` is what a model holds, `Heads` what one with auxiliary
   classifiers gives in training. `abstract_variables`: the shapes alone.
-- `from_linen`, `from_nnx`: a Flax module as a `Model`.
+- `from_linen`, `from_nnx`: a Flax module as a `Model`; `example_key`: one key that stands for one an example.
 - `network_options`, `inference_options`, `once_options`: XLA compile options by the kind of program.
 
 Networks:
@@ -19,6 +19,7 @@ Networks:
 from jaxnet.models.alexnet import AlexNet, AlexNet2012
 from jaxnet.models.cnn import CNN, Cifar10
 from jaxnet.models.compile_options import inference_options, network_options, once_options
+from jaxnet.models.example_key import example_key
 from jaxnet.models.googlenet import GoogLeNet
 from jaxnet.models.inception_v3 import InceptionV3
 from jaxnet.models.lstm import LSTM
@@ -47,6 +48,7 @@ __all__ = [
     "Variables",
     "ViT",
     "abstract_variables",
+    "example_key",
     "from_linen",
     "from_nnx",
     "inference_options",

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.example_key import example_key
 
 if TYPE_CHECKING:
     from flax import nnx  # imported in the functions: few runs use it, and it is a fifth of the import time
 
 PyTree = Any
-Outputs = Any  # logits, float32 [batch, classes]; in training also Heads
+Inputs = Any  # what a network is called with: an array, a tuple of arguments, or a dict of named ones
+Outputs = Any  # such as logits, float32 [batch, classes]; in training also Heads
 
 
 class Variables(NamedTuple):
@@ -46,26 +49,26 @@ class Heads(NamedTuple):
 
 
 class ModelInitFn(Protocol):
-    """`init(key, images) -> Variables`. Works under `jax.eval_shape`, which allocates nothing."""
+    """`init(key, inputs) -> Variables`. Works under `jax.eval_shape`, which allocates nothing."""
 
-    def __call__(self, key: jax.Array, images: jax.Array, /) -> Variables: ...
+    def __call__(self, key: jax.Array, inputs: Inputs, /) -> Variables: ...
 
 
 class ApplyFn(Protocol):
-    """`apply(params, stats, images, train=..., keys=...) -> (logits, stats)`.
+    """`apply(params, stats, inputs, train=..., keys=...) -> (outputs, stats)`.
 
     Args:
-        images: float array [batch, height, width, channels].
+        inputs: of a batch, such as images, float [batch, height, width, channels].
         train: whether BatchNorm uses the batch and dropout drops.
         keys: one random key per example, [batch]; None when nothing is random.
 
     Returns:
-        Logits, float32 [batch, classes], or `Heads` in training if the model has auxiliary classifiers; and the new
-        stats (unchanged when not training).
+        What the network gives, such as logits, float32 [batch, classes], or `Heads` in training if it has auxiliary
+        classifiers; and the new stats (unchanged when not training).
     """
 
     def __call__(
-        self, params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None
+        self, params: PyTree, stats: PyTree, inputs: Inputs, *, train: bool, keys: jax.Array | None
     ) -> tuple[Outputs, PyTree]: ...
 
 
@@ -98,10 +101,14 @@ def split_collections(variables: Mapping[str, PyTree]) -> Variables:
 
 
 def from_linen(module: nn.Module) -> Model:
-    """Return `module(images, train=..., keys=...)` as a `Model` with the module's outputs, logits or `Heads`.
+    """Return a Linen module as a `Model` with the module's outputs.
+
+    The module is called with the inputs, and is told of training by the argument that it has for it: `train`,
+    `training`, `is_training`, `deterministic` or none. What it draws with Flax's `rngs`, as `nn.Dropout` does, belongs
+    to the example (`example_key`). A module with an argument `keys` gets one key an example instead.
 
     Raises:
-        InputError: the module has another signature.
+        InputError: the module has no `__call__`, or one that asks for more.
 
     >>> from jaxnet.models import CNN
     >>> model = from_linen(CNN(num_classes=10))
@@ -109,32 +116,73 @@ def from_linen(module: nn.Module) -> Model:
     >>> sorted(shapes.params)
     ['conv_0', 'conv_1', 'dense_0', 'dense_1']
     """
+    if not callable(module):
+        raise InputError(f"the model {type(module).__name__} has no __call__")
+    told = _flags(inspect.signature(module).parameters)
 
-    _require_signature(module)
-
-    def init_fn(key: jax.Array, images: jax.Array) -> Variables:
-        return split_collections(module.init(key, images, train=False))
+    def init_fn(key: jax.Array, inputs: Inputs) -> Variables:
+        arguments, named = _arguments(module, inputs, **told.flags(train=False))
+        return split_collections(module.init(key, *arguments, **named))
 
     def apply_fn(
-        params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None = None
+        params: PyTree, stats: PyTree, inputs: Inputs, *, train: bool, keys: jax.Array | None = None
     ) -> tuple[Outputs, PyTree]:
-        variables = {"params": params, **stats}
+        flags = {**told.flags(train=train), **({"keys": keys} if told.takes_keys else {})}
+        arguments, named = _arguments(module, inputs, **flags)
+        if train and keys is not None and not told.takes_keys:
+            named["rngs"] = _streams(keys)
         changing = list(stats) if train else []
-        outputs, changed = module.apply(variables, images, train=train, keys=keys, mutable=changing)
+        outputs, changed = module.apply({"params": params, **stats}, *arguments, **named, mutable=changing)
         return outputs, changed if changing else stats
 
     return Model(init_fn, apply_fn)
 
 
-def _require_signature(module: nn.Module) -> None:
-    name, wanted = type(module).__name__, "wanted __call__(self, images, *, train, keys=None)"
-    if not callable(module):
-        raise InputError(f"the model {name} has no __call__: {wanted}")
+_TRAINS, _DOES_NOT = ("train", "training", "is_training"), "deterministic"
+
+
+class _Told(NamedTuple):
+    """By which arguments a module is told what is going on.
+
+    Attributes:
+        name: the argument that says whether it trains, or that it does not; None: there is none.
+        takes_keys: whether it takes one key an example by itself.
+    """
+
+    name: str | None
+    takes_keys: bool
+
+    def flags(self, *, train: bool) -> dict[str, bool]:
+        return {} if self.name is None else {self.name: train != (self.name == _DOES_NOT)}
+
+
+def _flags(parameters: Mapping[str, inspect.Parameter]) -> _Told:
+    return _Told(next((name for name in (*_TRAINS, _DOES_NOT) if name in parameters), None), "keys" in parameters)
+
+
+def _streams(keys: jax.Array) -> dict[str, jax.Array]:
+    """Flax's `rngs`: 'dropout', and 'params', from which Flax takes the streams that it was not given."""
+    key = example_key(keys)
+    return {"dropout": key, "params": jax.random.fold_in(key, 1)}
+
+
+def _arguments(module: Any, inputs: Inputs, **told: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the named arguments that inputs are, and what a module is told besides.
+
+    Raises:
+        InputError: the module does not take them.
+    """
+    arguments: tuple[Any, ...] = () if isinstance(inputs, dict) else inputs if type(inputs) is tuple else (inputs,)
+    named = {**(inputs if isinstance(inputs, dict) else {}), **told}
     found = inspect.signature(module)
     try:
-        found.bind(None, train=True, keys=None)
+        found.bind(*arguments, **named)
     except TypeError as error:
-        raise InputError(f"the model {name} has __call__{found}: {wanted} ({error})") from error
+        wanted = ", ".join([*("array" for _ in arguments), *(f"{name}=..." for name in named)])
+        raise InputError(
+            f"the model {type(module).__name__} has __call__{found}, and is called with ({wanted}): {error}"
+        ) from None
+    return arguments, named
 
 
 # ---- Flax NNX -------------------------------------------------------------------------------------------
@@ -144,38 +192,47 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """Return a user's NNX module as a `Model`: split once, so that the step sees plain nested dicts.
 
     `nnx.jit` walks the module graph on every call (40 ms for 430 leaves) and `nnx.State` is slow to flatten
-    (8 ms); dicts take 1 ms. The module is called as `module(images)` after `train()` or `eval()`.
+    (8 ms); dicts take 1 ms. The module is called as `module(inputs)` after `train()` or `eval()`.
+
+    What the module draws, as `nnx.Dropout` does, belongs to the example (`example_key`): its random state is set anew
+    in each step, from the keys of the step's examples, and is no part of the run's state.
 
     Args:
         build: makes the module from its random keys, such as `lambda rngs: MyNet(10, rngs=rngs)`.
-
-    Raises:
-        ValueError: the module keeps random state (`nnx.Dropout`), which would differ by device.
     """
     from flax import nnx
 
-    graph, params_like, random, stats_like = _split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
-    if jax.tree.leaves(random):
-        raise ValueError(
-            "the NNX module keeps random state (nnx.Dropout or the like), which would belong to the device and not "
-            "to the example; build it without, or give the layer one key per example as jaxnet.models.layers does"
-        )
+    graph, params_like, random_like, stats_like = _split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
 
-    def init_fn(key: jax.Array, images: jax.Array) -> Variables:
-        del images
+    def init_fn(key: jax.Array, inputs: Inputs) -> Variables:
+        del inputs
         _, params, _, stats = _split(build(nnx.Rngs(key)))
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
 
     def apply_fn(
-        params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree]:
-        del keys
-        module = nnx.merge(graph, _filled(params_like, params), _filled(stats_like, stats))
+        params: PyTree, stats: PyTree, inputs: Inputs, *, train: bool, keys: jax.Array | None = None
+    ) -> tuple[Outputs, PyTree]:
+        key = jax.random.key(0) if keys is None else example_key(keys)  # without keys nothing is drawn
+        random = _random_state(random_like, key)
+        module = nnx.merge(graph, _filled(params_like, params), random, _filled(stats_like, stats))
         (module.train if train else module.eval)()
-        logits = module(images)
-        return logits, nnx.to_pure_dict(_split(module)[3]) if train else stats
+        arguments, named = _arguments(module, inputs)
+        outputs = module(*arguments, **named)
+        return outputs, nnx.to_pure_dict(_split(module)[3]) if train else stats
 
     return Model(init_fn, apply_fn)
+
+
+def _random_state(like: nnx.State, key: jax.Array) -> nnx.State:
+    """The state of a module's streams of random numbers at the start of a step: a key each, and a count of 0."""
+    leaves, tree = jax.tree.flatten(like)
+    return jax.tree.unflatten(
+        tree,
+        [
+            jax.random.fold_in(key, index) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros_like(leaf)
+            for index, leaf in enumerate(leaves)
+        ],
+    )
 
 
 def _split(module: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:

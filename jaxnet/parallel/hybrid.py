@@ -103,10 +103,10 @@ def with_sharded(model: Model, layers: Sequence[ShardedDense]) -> Model:
         return next_fn(*args, **kwargs) if cut is None else _dense(context.module, cut, *args)
 
     def apply_fn(
-        params: PyTree, stats: PyTree, images: jax.Array, *, train: bool, keys: jax.Array | None = None
+        params: PyTree, stats: PyTree, inputs: Any, *, train: bool, keys: jax.Array | None = None
     ) -> tuple[Any, PyTree]:
         with nn.intercept_methods(forward):
-            return model.apply(params, stats, images, train=train, keys=keys)
+            return model.apply(params, stats, inputs, train=train, keys=keys)
 
     return Model(model.init, apply_fn) if layers else model
 

@@ -67,12 +67,17 @@ CONFIGS = {
         + TINY.replace("data=Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16)", "data=Digits"),
         "data is the class Digits: wanted a data set of jaxnet.data, such as Digits()",
     ),
-    "a model that takes no keys": (
-        tiny(
-            "CNN(2, widths=(2,), hidden=4)", "Plain(2)", "import flax.linen as nn\nclass Plain(nn.Dense):\n    pass\n"
-        ),
-        "the model Plain has __call__(inputs:",
-        "wanted __call__(self, images, *, train, keys=None)",
+    "a model that asks for more": (
+        """
+import flax.linen as nn
+class Warm(nn.Module):
+    @nn.compact
+    def __call__(self, images, temperature, train):
+        return nn.Dense(2)(images.reshape(images.shape[0], -1)) / temperature
+"""
+        + TINY.replace("CNN(2, widths=(2,), hidden=4)", "Warm()"),
+        "the model Warm has __call__(images, temperature, train), and is called with (array, train=...):",
+        "missing a required argument: 'temperature'",
     ),
     "a model that cannot be called": (
         tiny(

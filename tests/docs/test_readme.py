@@ -52,7 +52,8 @@ def test_the_config_trains_and_writes_what_is_said(tmp_path):
     assert summary["finished"]
     assert summary["accuracy"] > 0.95
     said = set(re.findall(r"^runs/digits/([\w.]+)", (ROOT / "docs/guide/train.md").read_text(), re.MULTILINE))
-    assert said == {path.name for path in (tmp_path / "run").iterdir()}
+    # A run that is traced compiles for itself.
+    assert said - {"compile_cache"} == {path.name for path in (tmp_path / "run").iterdir()}
 
 
 @pytest.mark.parametrize(("block", "line"), COMMANDS, ids=lambda value: str(value))

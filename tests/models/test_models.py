@@ -1,12 +1,14 @@
 """Models are pure, of known size, and behave as their papers say."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxnet.models import CNN, LSTM, ResNet, ViT, from_linen, from_nnx
+from jaxnet.errors import InputError
+from jaxnet.models import CNN, LSTM, ResNet, ViT, example_key, from_linen, from_nnx
 
 
 class Net(nnx.Module):
@@ -86,10 +88,157 @@ def test_dropout_without_keys_is_refused():
         model.apply(params, stats, IMAGES, train=True, keys=None)
 
 
-def test_nnx_module_with_dropout_is_refused():
-    class Dropping(nnx.Module):
+# ---- Ordinary modules, which know nothing of jaxnet --------------------------------------------------------
+
+
+class Drops(nn.Module):
+    """Drops and adds noise by Flax's own streams; `told` says by which argument."""
+
+    @nn.compact
+    def forward(self, x, training):
+        x = nn.Dense(32, name="hidden")(x.reshape(x.shape[0], -1))
+        x = nn.Dropout(0.5, deterministic=not training)(nn.Dropout(0.5, deterministic=not training)(x))
+        noise = jax.random.normal(self.make_rng("noise"), x.shape) if training else 0.0
+        return nn.Dense(10, name="head")(x + noise)
+
+
+class Train(Drops):
+    def __call__(self, x, train):
+        return self.forward(x, train)
+
+
+class Training(Drops):
+    def __call__(self, x, training=False):
+        return self.forward(x, training)
+
+
+class Deterministic(Drops):
+    def __call__(self, x, *, deterministic):
+        return self.forward(x, not deterministic)
+
+
+class Dropping(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden, self.head = nnx.Linear(144, 32, rngs=rngs), nnx.Linear(32, 10, rngs=rngs)
+        self.first, self.second = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.second(self.first(self.hidden(x.reshape(x.shape[0], -1)))))
+
+
+ORDINARY = {
+    "train": from_linen(Train()),
+    "training": from_linen(Training()),
+    "deterministic": from_linen(Deterministic()),
+    "nnx": from_nnx(lambda rngs: Dropping(rngs)),
+}
+
+
+@pytest.mark.parametrize("model", ORDINARY.values(), ids=ORDINARY)
+def test_what_an_ordinary_module_draws_belongs_to_the_example(model):
+    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
+    assert not jax.tree.leaves(stats)
+    whole, _ = model.apply(params, stats, IMAGES, train=True, keys=KEYS)
+    part, _ = model.apply(params, stats, IMAGES[3:], train=True, keys=KEYS[3:])
+    np.testing.assert_allclose(part, whole[3:], atol=1e-5)
+    other, _ = model.apply(params, stats, IMAGES, train=True, keys=KEYS[::-1])
+    assert np.abs(other - whole).max() > 1e-3
+    alike, _ = model.apply(params, stats, IMAGES[:1].repeat(6, 0), train=True, keys=KEYS)
+    assert len(np.unique(np.round(alike, 5), axis=0)) == 6  # every example draws for itself
+    twice = [model.apply(params, stats, IMAGES, train=False, keys=keys)[0] for keys in (None, KEYS)]
+    np.testing.assert_array_equal(*twice)
+
+
+def test_two_layers_of_one_module_drop_different_units():
+    """Else two layers in a row would drop half of all units and not three quarters."""
+    ones = jnp.ones((64, 100))
+    keys = jax.random.split(jax.random.key(3), 64)
+
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            for _ in range(2):
+                x = nn.Dropout(0.5, deterministic=not train)(x)
+            return x
+
+    class TwiceNNX(nnx.Module):
         def __init__(self, rngs):
+            self.drops = nnx.List([nnx.Dropout(0.5, rngs=rngs) for _ in range(2)])
+
+        def __call__(self, x):
+            return self.drops[1](self.drops[0](x))
+
+    for model in (from_linen(Twice()), from_nnx(lambda rngs: TwiceNNX(rngs))):
+        dropped, _ = model.apply({}, {}, ones, train=True, keys=keys)
+        assert abs((dropped == 0).mean() - 0.75) < 0.02
+        assert abs((dropped == 0).all(0).sum()) == 0  # no unit is dropped in all examples
+
+
+def test_inputs_may_be_several():
+    class Pair(nn.Module):
+        @nn.compact
+        def __call__(self, left, right):
+            return nn.Dense(3)(left) - nn.Dense(3)(right)
+
+    model, (left, right) = from_linen(Pair()), (jnp.ones((2, 4)), jnp.zeros((2, 5)))
+    params, stats = model.init(jax.random.key(0), (left, right))
+    by_place, _ = model.apply(params, stats, (left, right), train=True, keys=None)
+    by_name, _ = model.apply(params, stats, {"right": right, "left": left}, train=True, keys=None)
+    np.testing.assert_array_equal(by_place, by_name)
+    with pytest.raises(InputError, match=r"the model Pair has __call__\(left, right\), and is called with \(array\)"):
+        model.apply(params, stats, left, train=True, keys=None)
+
+
+def test_a_draw_that_belongs_to_no_example_is_refused():
+    """Flax's attention drops the same places in all examples unless it is told otherwise."""
+    x = jnp.ones((4, 6, 8))
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    class Attends(nn.Module):
+        broadcast: bool
+
+        @nn.compact
+        def __call__(self, x, deterministic):
+            attention = nn.MultiHeadDotProductAttention(2, dropout_rate=0.5, broadcast_dropout=self.broadcast)
+            return attention(x, deterministic=deterministic)
+
+    shared, own = (from_linen(Attends(broadcast)) for broadcast in (True, False))
+    params, stats = own.init(jax.random.key(0), x)
+    with pytest.raises(InputError, match=r"of the shape \[1, 1, 6, 6\].*the 4 examples.*set broadcast_dropout=False"):
+        shared.apply(params, stats, x, train=True, keys=keys)
+    whole, _ = own.apply(params, stats, x, train=True, keys=keys)
+    part, _ = own.apply(params, stats, x[1:3], train=True, keys=keys[1:3])
+    np.testing.assert_allclose(part, whole[1:3], atol=1e-6)
+
+
+def test_an_nnx_module_trains_as_its_linen_twin():
+    """BatchNorm and Dropout, with the same weights and the same random numbers."""
+
+    class Twin(nn.Module):
+        @nn.compact
+        def __call__(self, x, train, keys=None):
+            x = nn.Dense(32, name="hidden")(x.reshape(x.shape[0], -1))
+            x = nn.BatchNorm(not train, momentum=0.9, name="norm")(x)
+            if train:  # what nnx.Dropout draws with the first of the module's streams
+                key = jax.random.fold_in(jax.random.fold_in(example_key(keys), 1), 0)
+                x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0)
+            return nn.Dense(10, name="head")(x)
+
+    class Original(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden, self.head = nnx.Linear(144, 32, rngs=rngs), nnx.Linear(32, 10, rngs=rngs)
+            self.norm = nnx.BatchNorm(32, momentum=0.9, rngs=rngs)
             self.drop = nnx.Dropout(0.5, rngs=rngs)
 
-    with pytest.raises(ValueError, match="random state"):
-        from_nnx(lambda rngs: Dropping(rngs))
+        def __call__(self, x):
+            return self.head(self.drop(self.norm(self.hidden(x.reshape(x.shape[0], -1)))))
+
+    model, twin = from_nnx(lambda rngs: Original(rngs)), from_linen(Twin())
+    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
+    twin_stats = {"batch_stats": {"norm": stats["norm"]}}
+    for _ in range(3):
+        outputs, stats = model.apply(params, stats, IMAGES, train=True, keys=KEYS)
+        wanted, twin_stats = twin.apply(params, twin_stats, IMAGES, train=True, keys=KEYS)
+        np.testing.assert_allclose(outputs, wanted, atol=1e-5)
+    outputs, _ = model.apply(params, stats, IMAGES, train=False, keys=None)
+    np.testing.assert_allclose(outputs, twin.apply(params, twin_stats, IMAGES, train=False, keys=None)[0], atol=1e-5)
