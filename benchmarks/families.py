@@ -30,7 +30,7 @@ from jaxnet.data import FashionMNIST, Source
 from jaxnet.data.source import ArraySource, Dataset
 from jaxnet.models.zoo import ZOO
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.classification import ImageClassification, Pixels
 from jaxnet.training.trainer import train
 
 PASSES = 0.6  # accuracy on the test split, where chance is 0.1
@@ -97,7 +97,7 @@ class Part:
 
     def load(self, split: str) -> Source:
         """Open one split."""
-        source = self.whole.load(split)
+        source: Any = self.whole.load(split)
         if split == "test":
             return source
         rows = source.rows(np.arange(min(self.examples, source.num_examples)))
@@ -110,7 +110,7 @@ def config_of(model: str, examples: int, epochs: float) -> Config:
     return Config(
         model=ZOO[model].build(num_classes=10, width=recipe.width, **dict(recipe.fields)),
         data=Part(examples),
-        pixels=Pixels(mean=(0.286,), std=(0.353 / recipe.scale,), size=recipe.size),
+        task=ImageClassification(pixels=Pixels(mean=(0.286,), std=(0.353 / recipe.scale,), size=recipe.size)),
         epochs=epochs,
         batch_size=64,
         eval_batch_size=500,
@@ -137,8 +137,7 @@ def one_run(key: Run) -> Run:
 
 def parameters(config: Config) -> int:
     """Of the network at this width, its auxiliary classifiers among them."""
-    shape = (1, *config.pixels.shape((28, 28, 1)))
-    image = jax.ShapeDtypeStruct(shape, "float32")
+    image = jax.eval_shape(config.task.inputs, {"image": jax.ShapeDtypeStruct((1, 28, 28, 1), "uint8")})
     variables = jax.eval_shape(
         lambda key, images: config.model.init(key, images, train=False), jax.eval_shape(jax.random.key, 0), image
     )

@@ -27,14 +27,16 @@ from jaxnet.config.file import load_config
 from jaxnet.config.run import Config
 from jaxnet.models import network_options
 from jaxnet.optimizer import make_optimizer
+from jaxnet.tasks import ImageClassification
 from jaxnet.training.trainer import train
 
 
 def hand_written(config: Config, steps: int) -> float:
     """The loop that one would write for this one run; returns seconds a step."""
     data = config.data.load("train").rows(np.arange(config.data.load("train").num_examples))
-    images, labels, model = data["image"], data["label"], config.model
-    mean, std = config.pixels.mean[0], config.pixels.std[0]
+    images, labels, model, task = data["image"], data["label"], config.model, config.task
+    assert isinstance(task, ImageClassification)
+    mean, std = task.pixels.mean[0], task.pixels.std[0]
     optimizer = make_optimizer(config.optimizer, steps)
     variables = model.init(jax.random.key(0), jnp.zeros((1, *images.shape[1:])), train=False)
     params, stats = variables["params"], variables["batch_stats"]
@@ -48,13 +50,13 @@ def hand_written(config: Config, steps: int) -> float:
     def step(state, key, image, label):
         params, stats, optimizer_state = state
         keys = jax.random.split(key, len(label))
-        x = (config.augmentation(keys, image).astype(jnp.float32) / 255 - mean) / std
+        x = (task.augmentation(keys, image).astype(jnp.float32) / 255 - mean) / std
 
         def loss_fn(params):
             logits, new = model.apply(
                 {"params": params, "batch_stats": stats}, x, train=True, keys=keys, mutable=["batch_stats"]
             )
-            target = optax.smooth_labels(jax.nn.one_hot(label, logits.shape[-1]), config.label_smoothing)
+            target = optax.smooth_labels(jax.nn.one_hot(label, logits.shape[-1]), task.label_smoothing)
             loss = optax.softmax_cross_entropy(logits, target).mean()
             return loss, (new["batch_stats"], (logits.argmax(-1) == label).mean())
 

@@ -23,7 +23,7 @@ from jaxnet.comm import make_mesh, named_strategy, split_by_example
 from jaxnet.models import Model, Variables
 from jaxnet.parallel import form_of
 from jaxnet.parallel.state import first_state
-from jaxnet.tasks.classification import LossOutput
+from jaxnet.tasks.task import LossOutput
 
 LAYERS, PARAMS, STATS = 53, 161, 106
 

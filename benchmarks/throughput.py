@@ -80,7 +80,7 @@ def step_flops(model: str, batch: int) -> int:
     network = from_linen(ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
     images = jax.ShapeDtypeStruct((batch, *IMAGE), "float32")
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    variables = abstract_variables(network, IMAGE)
+    variables = abstract_variables(network, jax.ShapeDtypeStruct((1, *IMAGE), "float32"))
 
     def forward(params: Any, stats: Any, images: jax.Array, keys: jax.Array) -> Any:
         return network.apply(params, stats, images, train=True, keys=keys)[0]

@@ -8,7 +8,7 @@ Expected: 91.25 % of the test images (the paper's); nothing was measured here. D
 layers: "model.depths=18,18,18", which begin at a rate of 0.01.
 """
 
-from jaxnet import Augmentation, Config, Optimizer, Pixels
+from jaxnet import Augmentation, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import TFDS
 from jaxnet.models.resnet import cifar_resnet
 
@@ -18,7 +18,10 @@ def get_config() -> Config:
     return Config(
         model=cifar_resnet(20),
         data=TFDS("cifar10"),
-        pixels=Pixels(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+        task=ImageClassification(
+            pixels=Pixels(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+            augmentation=Augmentation(flip=True, shift=4),
+        ),
         epochs=64_000 * 128 / 50_000,
         batch_size=128,
         eval_batch_size=1000,
@@ -26,5 +29,4 @@ def get_config() -> Config:
         optimizer=Optimizer(
             "sgd", learning_rate=0.1, schedule="step", milestones=(0.5, 0.75), factor=0.1, weight_decay=1e-4
         ),
-        augmentation=Augmentation(flip=True, shift=4),
     )

@@ -9,7 +9,7 @@ Command:
 Expected: not measured; the weights are not part of this repository.
 """
 
-from jaxnet import Augmentation, Config, Optimizer, Pixels
+from jaxnet import Augmentation, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import FashionMNIST
 from jaxnet.models.resnet import resnet18
 
@@ -19,7 +19,11 @@ def get_config() -> Config:
     return Config(
         model=resnet18(num_classes=10),
         data=FashionMNIST(),
-        pixels=Pixels(mean=(0.449,), std=(0.226,)),  # ImageNet's, over its three colours
+        task=ImageClassification(
+            pixels=Pixels(mean=(0.449,), std=(0.226,)),
+            augmentation=Augmentation(flip=True, shift=2),
+            label_smoothing=0.1,
+        ),  # ImageNet's, over its three colours
         epochs=5,
         batch_size=128,
         eval_batch_size=1000,
@@ -31,7 +35,5 @@ def get_config() -> Config:
             weight_decay=1e-4,
             groups=(("fc", 1.0), ("*", 0.1)),
         ),
-        augmentation=Augmentation(flip=True, shift=2),
-        label_smoothing=0.1,
         initial_weights="resnet18.safetensors",
     )

@@ -7,7 +7,7 @@ Command: python train.py --config configs/imagenet_alexnet.py data.data_dir=DIRE
 Expected: 57.1 % of the validation images, one centre crop (Caffe's, with its own crops); nothing was measured here.
 """
 
-from jaxnet import Checkpoints, Config, Optimizer, Pixels
+from jaxnet import Checkpoints, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models import AlexNet2012
 
@@ -17,7 +17,7 @@ def get_config() -> Config:
     return Config(
         model=AlexNet2012(num_classes=1000),
         data=ImageNet(size=227, test_size=227, test_resize=256),
-        pixels=Pixels(mean=(123 / 255, 117 / 255, 104 / 255), std=(1 / 255,)),
+        task=ImageClassification(pixels=Pixels(mean=(123 / 255, 117 / 255, 104 / 255), std=(1 / 255,))),
         epochs=90,
         batch_size=256,
         eval_batch_size=1000,

@@ -7,7 +7,7 @@ Command: python train.py --config configs/imagenet_googlenet.py data.data_dir=DI
 Expected: 68.7 % of the validation images, one centre crop (Caffe's, with its own crops); nothing was measured here.
 """
 
-from jaxnet import Checkpoints, Config, Optimizer, Pixels
+from jaxnet import Checkpoints, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models import GoogLeNet
 
@@ -17,7 +17,7 @@ def get_config() -> Config:
     return Config(
         model=GoogLeNet(num_classes=1000),
         data=ImageNet(size=224, test_size=224, test_resize=256),
-        pixels=Pixels(mean=(123 / 255, 117 / 255, 104 / 255), std=(1 / 255,)),
+        task=ImageClassification(pixels=Pixels(mean=(123 / 255, 117 / 255, 104 / 255), std=(1 / 255,))),
         epochs=60,
         batch_size=32,
         eval_batch_size=1000,

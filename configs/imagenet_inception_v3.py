@@ -8,7 +8,7 @@ Command: python train.py --config configs/imagenet_inception_v3.py data.data_dir
 Expected: 78.8 % of the validation images, one crop (the source's); nothing was measured here.
 """
 
-from jaxnet import Checkpoints, Config, Optimizer, Pixels
+from jaxnet import Checkpoints, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models import InceptionV3
 
@@ -18,7 +18,7 @@ def get_config() -> Config:
     return Config(
         model=InceptionV3(num_classes=1000, dtype="bfloat16"),
         data=ImageNet(size=299, test_size=299, test_resize=342),
-        pixels=Pixels(mean=(0.5,), std=(0.5,)),
+        task=ImageClassification(pixels=Pixels(mean=(0.5,), std=(0.5,)), label_smoothing=0.1),
         epochs=100,
         batch_size=1600,
         eval_batch_size=1000,
@@ -33,7 +33,6 @@ def get_config() -> Config:
             weight_decay=4e-5,
             clip_norm=2.0,
         ),
-        label_smoothing=0.1,
         average_decay=0.9999,
         checkpoints=Checkpoints(every_steps=2000),
     )

@@ -8,7 +8,7 @@ Command: python train.py --config configs/imagenet_resnet50.py data.data_dir=DIR
 Expected: 76.3 % of the 50,000 validation images, one centre crop (the source's); nothing was measured here.
 """
 
-from jaxnet import Checkpoints, Config, Optimizer, Pixels
+from jaxnet import Checkpoints, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
 
@@ -18,7 +18,7 @@ def get_config() -> Config:
     return Config(
         model=resnet50(num_classes=1000, dtype="bfloat16"),
         data=ImageNet(size=224, test_size=224, test_resize=256),
-        pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        task=ImageClassification(pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))),
         epochs=90,
         batch_size=256,
         eval_batch_size=1000,

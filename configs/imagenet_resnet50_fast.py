@@ -9,7 +9,7 @@ Expected: of the validation images, one centre crop of 256x256 (the source's); n
     epochs=16  73.8 %      epochs=32  76.6 %      epochs=56  78.0 %      epochs=88  78.4 %
 """
 
-from jaxnet import Checkpoints, Config, Optimizer, Pixels
+from jaxnet import Checkpoints, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
 
@@ -19,7 +19,11 @@ def get_config() -> Config:
     return Config(
         model=resnet50(num_classes=1000, dtype="bfloat16"),
         data=ImageNet(size=192, test_size=256, test_resize=292),
-        pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        task=ImageClassification(
+            pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+            resolutions=((0.0, 160), (0.75, 192)),
+            label_smoothing=0.1,
+        ),
         epochs=16,
         batch_size=4096,
         eval_batch_size=1024,
@@ -32,7 +36,5 @@ def get_config() -> Config:
             momentum=0.9,
             weight_decay=1e-4,
         ),
-        resolutions=((0.0, 160), (0.75, 192)),
-        label_smoothing=0.1,
         checkpoints=Checkpoints(every_steps=1000),
     )

@@ -7,7 +7,7 @@ Expected: 75.9 % of the validation images, one centre crop, which is MLPerf's ai
 here, and the source's BatchNorm took more images than one device holds: try batch_norm=host.
 """
 
-from jaxnet import Checkpoints, Config, Optimizer, Pixels
+from jaxnet import Checkpoints, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models.resnet import resnet50
 
@@ -17,7 +17,9 @@ def get_config() -> Config:
     return Config(
         model=resnet50(num_classes=1000, dtype="bfloat16"),
         data=ImageNet(size=224, test_size=224, test_resize=256),
-        pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        task=ImageClassification(
+            pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), label_smoothing=0.1
+        ),
         epochs=72,
         batch_size=32768,
         eval_batch_size=2048,
@@ -33,6 +35,5 @@ def get_config() -> Config:
             weight_decay=2e-4,
             trust_coefficient=0.001,
         ),
-        label_smoothing=0.1,
         checkpoints=Checkpoints(every_steps=500),
     )

@@ -8,7 +8,7 @@ Expected: 71.6 % of the validation images, one centre crop (torchvision's, with 
 nothing was measured here.
 """
 
-from jaxnet import Checkpoints, Config, Optimizer, Pixels
+from jaxnet import Checkpoints, Config, ImageClassification, Optimizer, Pixels
 from jaxnet.data import ImageNet
 from jaxnet.models import VGG
 
@@ -18,7 +18,7 @@ def get_config() -> Config:
     return Config(
         model=VGG(num_classes=1000, depth=16, dtype="bfloat16"),
         data=ImageNet(size=224, test_size=224, test_resize=256),
-        pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        task=ImageClassification(pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))),
         epochs=74,
         batch_size=256,
         eval_batch_size=1000,

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from jaxnet.inference import load as load
     from jaxnet.optimizer import Optimizer as Optimizer
     from jaxnet.tasks.augmentation import Augmentation as Augmentation
+    from jaxnet.tasks.classification import ImageClassification as ImageClassification
     from jaxnet.tasks.classification import Pixels as Pixels
     from jaxnet.tasks.mixing import Mixing as Mixing
+    from jaxnet.tasks.task import Task as Task
     from jaxnet.training.observer import Observer as Observer
     from jaxnet.training.prepare import Experiment as Experiment
     from jaxnet.training.prepare import prepare as prepare
@@ -57,7 +59,8 @@ _HOMES = {
     "Optimizer": "jaxnet.optimizer",
     "Augmentation": "jaxnet.tasks.augmentation",
     "Mixing": "jaxnet.tasks.mixing",
-    "Pixels": "jaxnet.tasks.classification",
+    **dict.fromkeys(("ImageClassification", "Pixels"), "jaxnet.tasks.classification"),
+    "Task": "jaxnet.tasks.task",
     "Ensemble": "jaxnet.ensembles",
     "InputError": "jaxnet.errors",
     "load": "jaxnet.inference",
@@ -70,7 +73,8 @@ _PACKAGES = ("comm", "data", "models")
 
 __all__ = [
     *("train", "prepare", "load_config", "compare", "load"),
-    *("Config", "Optimizer", "Augmentation", "Mixing", "Pixels", "Ensemble"),
+    *("Config", "Optimizer", "Ensemble"),
+    *("Task", "ImageClassification", "Pixels", "Augmentation", "Mixing"),
     *("Checkpoints", "Log", "Profile", "Guard", "WatchdogLimits"),
     *("Run", "Experiment", "Observer", "InputError"),
     *("comm", "data", "models"),

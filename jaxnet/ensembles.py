@@ -4,7 +4,7 @@ Members see the same batches and are computed one after another, each as a singl
 parameters are stacked, so they travel in the same messages.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh
 
-from jaxnet.comm import replicated, split_by_example
 from jaxnet.limits import Count
-from jaxnet.models import Model, Variables, inference_options
+from jaxnet.models import Model, Variables
 from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
-from jaxnet.tasks.classification import Batch, EvalStepFn, LossFn, LossOutput, Pixels, Totals, correct
+from jaxnet.tasks.task import Batch, LossFn, LossOutput
 
 PyTree = Any
 
@@ -144,58 +142,6 @@ def ensemble_optimizer(
     return optax.GradientTransformation(jax.vmap(make_optimizer(first, total_steps, parts).init), update)
 
 
-# ---- Evaluation -----------------------------------------------------------------------------------------
-
-
-def make_ensemble_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
-    """Return an evaluation step like that of `make_eval_step`, with sums [members + 1].
-
-    The last sum belongs to the mean prediction: the mean of the members' probabilities.
-    """
-
-    def step(totals: Totals, params: PyTree, stats: PyTree, batch: Batch) -> Totals:
-        logits, _ = model.apply(params, stats, pixels.normalize(batch["image"]), train=False, keys=None)
-        each = jax.nn.log_softmax(logits)
-        mean = jax.nn.logsumexp(each, axis=0, keepdims=True) - jnp.log(len(each))
-        weight = batch["weight"]
-
-        def sums(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-            losses = optax.softmax_cross_entropy_with_integer_labels(values, batch["label"])
-            return (losses * weight).sum(), (correct(values, batch["label"]) * weight).sum().astype(jnp.int32)
-
-        losses, right = jax.vmap(sums)(jnp.concatenate([each, mean]))
-        new = {"loss": losses, "correct": right, "examples": weight.sum().astype(jnp.int32)}
-        return jax.tree.map(jnp.add, totals, new)
-
-    everywhere = replicated(mesh)
-    shardings = (everywhere, everywhere, everywhere, split_by_example(mesh))
-    options = inference_options(mesh.devices.flat[0].platform)
-    return jax.jit(step, in_shardings=shardings, out_shardings=everywhere, compiler_options=options)
-
-
-def evaluate_ensemble(
-    step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh
-) -> dict[str, float]:
-    """Return loss and accuracy: the mean over members, each member's, and those of the mean prediction.
-
-    The keys are 'loss' and 'accuracy', 'member_0/loss' and so on, 'ensemble/loss' and so on, and 'examples'.
-    """
-    members = len(jax.tree.leaves(params)[0])
-    zeros = {"loss": jnp.zeros(members + 1), "correct": jnp.zeros(members + 1, jnp.int32), "examples": jnp.int32(0)}
-    totals = jax.device_put(zeros, replicated(mesh))
-    for batch in batches:
-        totals = step(totals, params, stats, batch)
-    sums = jax.device_get(totals)
-    count = int(sums["examples"])
-    names = [*(f"member_{index}" for index in range(members)), "ensemble"]
-    result: dict[str, float] = {}
-    for metric, total in (("loss", sums["loss"]), ("accuracy", sums["correct"])):
-        values = [value.item() / count for value in total]
-        result[metric] = sum(values[:-1]) / members
-        result |= {f"{name}/{metric}": value for name, value in zip(names, values, strict=True)}
-    return result | {"examples": count}
-
-
 # ---- Summary and table ---------------------------------------------------------------------------------
 
 
@@ -204,7 +150,7 @@ def ensemble_summary(
 ) -> dict[str, Any]:
     """Return an evaluation for the summary of a run, with the members of an ensemble in a list `members`.
 
-    Each entry has the seed, learning rate and weight decay that the member was trained with, its loss and its accuracy.
+    Each entry has the seed, learning rate and weight decay that the member was trained with, and its metrics.
     """
     common = {name: value for name, value in evaluation.items() if not name.startswith("member_")}
     if not ensemble.on:
@@ -215,25 +161,39 @@ def ensemble_summary(
             "seed": seed + index,
             "learning_rate": recipe.learning_rate,
             "weight_decay": recipe.weight_decay,
-            **{metric: evaluation.get(f"member_{index}/{metric}") for metric in ("loss", "accuracy")},
+            **_under(f"member_{index}/", evaluation),
         }
         for index, recipe in enumerate(ensemble.recipes(optimizer))
     ]
     return {**common, "members": members}
 
 
+def _under(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    """The values whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
 def ensemble_table(summary: Mapping[str, Any]) -> str:
-    """Return a table of the members of a summary and their mean prediction; "" for a single network."""
-    rows = summary.get("members", [])
-    if not rows or "ensemble/accuracy" not in summary:
+    """Return a table of the members of a summary, their mean, and their common prediction; "" for a single network."""
+    rows, metrics = summary.get("members", []), summary.get("metrics", [])
+    if not rows or not metrics:
         return ""
-    lines = [f"{'member':>8}  {'seed':>6}  {'learning rate':>13}  {'weight decay':>12}  {'loss':>7}  accuracy"]
+    widths = [max(len(name), 8) for name in metrics]
+    head = [f"{'member':>8}  {'seed':>6}  {'learning rate':>13}  {'weight decay':>12}"]
+    lines = ["  ".join([*head, *(f"{name:>{width}}" for name, width in zip(metrics, widths, strict=True))])]
+
+    def line(name: Any, settings: str, values: Mapping[str, Any]) -> str:
+        cells = (f"{_figure(metric, values[metric]):>{width}}" for metric, width in zip(metrics, widths, strict=True))
+        return "  ".join([f"{name:>8}  {settings:>35}", *cells])
+
     for row in rows:
-        lines.append(
-            f"{row['member']:>8}  {row['seed']:>6}  {row['learning_rate']:>13g}  {row['weight_decay']:>12g}  "
-            f"{row['loss']:>7.4f}  {row['accuracy']:8.2%}"
-        )
-    for name, prefix in (("mean", ""), ("ensemble", "ensemble/")):
-        loss, accuracy = summary[f"{prefix}loss"], summary[f"{prefix}accuracy"]
-        lines.append(f"{name:>8}  {'':>6}  {'':>13}  {'':>12}  {loss:>7.4f}  {accuracy:8.2%}")
+        settings = f"{row['seed']:>6}  {row['learning_rate']:>13g}  {row['weight_decay']:>12g}"
+        lines.append(line(row["member"], settings, row))
+    lines.append(line("mean", "", summary))
+    if together := _under("ensemble/", summary):
+        lines.append(line("ensemble", "", together))
     return "\n".join(lines)
+
+
+def _figure(metric: str, value: float) -> str:
+    return f"{value:.2%}" if metric.endswith("accuracy") else f"{value:.4f}"

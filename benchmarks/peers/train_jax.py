@@ -19,7 +19,7 @@ from jaxnet.config.run import Config
 from jaxnet.data import Synthetic
 from jaxnet.models import ZOO, Heads
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.classification import ImageClassification, Pixels
 from jaxnet.training.prepare import prepare
 
 Run = Callable[[int], None]  # so many steps, and waits for the last
@@ -47,7 +47,7 @@ def trainer(name: str, batch: int, dtype: str) -> Run:
     config = Config(
         model=network(name, dtype),
         data=data,
-        pixels=Pixels(networks.MEAN, networks.DEVIATION),
+        task=ImageClassification(pixels=Pixels(networks.MEAN, networks.DEVIATION)),
         epochs=1,
         batch_size=batch,
         optimizer=Optimizer("sgd", networks.LEARNING_RATE, schedule="constant", momentum=networks.MOMENTUM),

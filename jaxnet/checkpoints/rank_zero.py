@@ -6,7 +6,7 @@ therefore saves for all, and sends what it restores to the others.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -40,13 +40,14 @@ class OneWriter:
         *,
         keep: int = 3,
         best: str | None = None,
+        best_mode: Literal["max", "min"] = "max",
         fence: Callable[[], None] = lambda: None,
     ):
         self._processes = processes
         self._own: Checkpointer | None = None  # stays None but on rank 0
 
         def make() -> None:
-            self._own = Checkpointer(directory, keep=keep, best=best, fence=fence)
+            self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence)
 
         processes.broadcast_object(make)
         blind = [process for process, sees in enumerate(processes.all_gather_object(directory.is_dir())) if not sees]

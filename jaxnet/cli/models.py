@@ -81,7 +81,7 @@ def _row(name: str, entry: "Entry") -> dict[str, Any]:
 
     model = from_linen(entry.build(num_classes=entry.classes))
     images = jax.ShapeDtypeStruct((1, *entry.image), "float32")
-    params, stats = abstract_variables(model, entry.image)
+    params, stats = abstract_variables(model, images)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return {
         "name": name,
@@ -244,10 +244,10 @@ def _note(args: argparse.Namespace) -> str | None:
     if args.mean is not None:
         return (
             f"predict and export take this mean and std from {args.out}; training takes those of its config: "
-            f"pixels.mean={args.mean} pixels.std={args.std}"
+            f"task.pixels.mean={args.mean} task.pixels.std={args.std}"
         )
     if args.model in HALVES and args.source != "safetensors":
-        return f"published weights of {args.model} take images with pixels.mean=0.5 and pixels.std=0.5"
+        return f"published weights of {args.model} take images with task.pixels.mean=0.5 and task.pixels.std=0.5"
     if args.model in _TWOFOLD:
         return (
             "predict and export will normalize images by ImageNet's mean and std, as weights of DeiT want; for timm's "

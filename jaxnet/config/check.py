@@ -18,7 +18,7 @@ from jaxnet.optimizer import Optimizer
 from jaxnet.parallel import Mode
 from jaxnet.parallel.pieces import sums_by_message
 from jaxnet.parallel.state import check_scale, needs_scale
-from jaxnet.tasks.mixing import Mixing
+from jaxnet.tasks.task import Task
 
 # ---- Refuses values that no program and no system takes: too large whole numbers, and text that ends C's
 
@@ -50,33 +50,24 @@ def check_recipe(config: Config) -> None:
             "both say how long warm-up is; set one of them to 0"
         )
     _check_milestones(optimizer)
-    if config.resolutions:
-        _check_resolutions(config.resolutions)
+    if config.task.resolutions:
+        _check_resolutions(config.task.resolutions)
     for pattern, multiplier in optimizer.groups:
         if multiplier < 0:
             raise InputError(f"optimizer.groups: {pattern!r} has the multiplier {multiplier}: wanted at least 0")
 
 
-def recipe_warnings(
-    config: Config, image_shape: tuple[int, int, int], steps_per_epoch: float, total_steps: int
-) -> Iterator[str]:
-    """A line for each thing that was asked for and does nothing, or ruins the run; images are of this shape.
+def recipe_warnings(config: Config, source: Source, steps_per_epoch: float, total_steps: int) -> Iterator[str]:
+    """A line for each thing that was asked for and does nothing, or ruins the run.
 
     No reason to refuse: whether a program runs is tried with a few steps, and a config serves more than one data set.
     """
     if warning := endless_warmup(config, steps_per_epoch, total_steps):
         yield warning
-    height, width, channels = config.pixels.shape(image_shape)
-    augmentation, mixing, profile = config.augmentation, config.mixing, config.profile
+    profile = config.profile
     if profile.steps and profile.start >= total_steps:
         yield f"profile.start={profile.start}: the run has {total_steps} steps, so nothing is traced; begin earlier"
-    for name in ("shift", "erase"):
-        if (size := getattr(augmentation, name)) >= min(height, width):
-            yield f"augmentation.{name}={size}: images of {height}x{width} may be left with nothing in them; give less"
-    if augmentation.saturation and channels == 1:
-        yield f"augmentation.saturation={augmentation.saturation:g}: grey images have none; leave it out"
-    if mixing.cutmix_share != Mixing().cutmix_share and not (mixing.mixup and mixing.cutmix):
-        yield f"mixing.cutmix_share={mixing.cutmix_share:g}: it counts where mixing.mixup and mixing.cutmix are both on"
+    yield from config.task.warnings(source)
 
 
 def endless_warmup(config: Config, steps_per_epoch: float, total_steps: int) -> str | None:
@@ -109,7 +100,7 @@ def _check_resolutions(resolutions: tuple[tuple[float, int], ...]) -> None:
     edges = (*starts, 1.0)
     if starts[0] != 0 or any(before >= after for before, after in itertools.pairwise(edges)) or min(sizes) < 1:
         raise InputError(
-            f"resolutions={resolutions}: wanted (part of the run, size) from 0 on, each part larger than the one "
+            f"task.resolutions={resolutions}: wanted (part of the run, size) from 0 on, each part larger than the one "
             "before and below 1, such as 0:128,0.5:160"
         )
 
@@ -129,6 +120,10 @@ def check_config(config: Config) -> tuple[Strategy, Mode]:
         )
     if isinstance(config.data, type) or not callable(getattr(config.data, "load", None)):
         raise InputError(f"data is {_kind(config.data)}: wanted a data set of jaxnet.data, such as Digits()")
+    if not isinstance(config.task, Task):
+        raise InputError(
+            f"task is {_kind(config.task)}: wanted a jaxnet.Task, such as ImageClassification(), or a subclass of yours"
+        )
     if axes := getattr(config.model, "norm_axes", ()):
         raise InputError(f"model.norm_axes={axes}: set batch_norm=local, host or global instead")
     check_recipe(config)
@@ -239,8 +234,9 @@ def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> Non
     """Refuse what cannot run on this mesh, or on as many as there are ranks of MPI, with this data."""
     devices = mesh_size(mesh) * ranks
     parts = "" if config.microbatches == 1 else f" and {config.microbatches} microbatches"
-    pairs, mixed = (2, ", each with an even number of examples to mix") if config.mixing.on else (1, "")
-    share = devices * config.microbatches * pairs
+    group = config.task.group
+    mixed = "" if group == 1 else f", each with groups of {group} examples"
+    share = devices * config.microbatches * group
     _check_multiple("batch_size", config.batch_size, share, f"{devices} devices{parts}{mixed}")
     _check_multiple("eval_batch_size", config.eval_batch_size, devices, f"{devices} devices")
     if config.mode == "pmap" and (mesh.shape[HOST] > 1 or jax.process_count() > 1):
@@ -262,12 +258,6 @@ def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> Non
             f"optimizer.warmup_epochs={config.optimizer.warmup_epochs}: makes {warmup:.3g} steps; "
             f"wanted below {_MOST_STEPS // 2}"
         )
-    channels = source.image_shape[-1]
-    for key, values in (("pixels.mean", config.pixels.mean), ("pixels.std", config.pixels.std)):
-        if len(values) not in (1, channels):
-            raise InputError(
-                f"{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
-            )
 
 
 def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
@@ -276,17 +266,12 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
         raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
 
 
-def check_model(config: Config, mode: Mode, model: Model, variables: Variables, source: Source) -> None:
-    """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for."""
-    logits = _logits(model, variables, config.pixels.shape(source.image_shape))
-    if len(logits.shape) != 2 or logits.shape[1] < source.num_classes:
-        width = (
-            "set model.num_classes=" if hasattr(config.model, "num_classes") else "make the width of its last layer "
-        )
-        raise InputError(
-            f"the model's logits for one image have the shape {logits.shape}, but the data set has "
-            f"{source.num_classes} classes; {width}{source.num_classes}"
-        )
+def check_model(config: Config, mode: Mode, model: Model, variables: Variables, source: Source, inputs: Any) -> None:
+    """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for.
+
+    `inputs` are the shapes of what it is called with for one example.
+    """
+    config.task.check_model(config.model, _outputs(model, variables, inputs), source)
     shared = config.batch_norm != "local" and mode != "jit"
     if shared and jax.tree.leaves(variables.stats) and not hasattr(config.model, "norm_axes"):
         raise InputError(
@@ -295,30 +280,31 @@ def check_model(config: Config, mode: Mode, model: Model, variables: Variables, 
         )
 
 
-def check_test_images(config: Config, model: Model, variables: Variables, source: Source, tests: Source) -> None:
-    """Refuse test images that a network with variables of these shapes, those of training images, cannot take."""
-    trained, tested = (config.pixels.shape(split.image_shape) for split in (source, tests))
+def check_tests(config: Config, model: Model, variables: Variables, trained: Any, tested: Any) -> None:
+    """Refuse test examples that a model with variables of these shapes, those of training examples, cannot take.
+
+    `trained` and `tested` are the shapes of what it is called with for one example of each.
+    """
     if tested == trained:
         return
     try:
-        _logits(model, variables, tested)
-    except Exception as error:  # whatever the network has against the images
+        _outputs(model, variables, tested)
+    except Exception as error:  # whatever the model has against them
         sizes = [getattr(config.data, key, None) for key in ("size", "test_size")]
         keys, cure = f"data.size={sizes[0]} and data.test_size={sizes[1]}: ", "set both to one size"
         if None in sizes:
-            keys, cure = "", "give them one shape, as pixels.size=N does"
-        shapes = ["x".join(map(str, shape)) for shape in (trained, tested)]
+            keys, cure = "", "give them one shape, as task.pixels.size=N does for images"
+        shapes = [", ".join("x".join(map(str, x.shape[1:])) for x in jax.tree.leaves(of)) for of in (trained, tested)]
         raise InputError(
-            f"{keys}the network learns from images of {shapes[0]} and does not take test images of {shapes[1]}; "
+            f"{keys}the network learns from examples of {shapes[0]} and does not take test examples of {shapes[1]}; "
             f"{cure}, or take a network that averages over all places before its dense layers, such as ResNet"
         ) from error
 
 
-def _logits(model: Model, variables: Variables, image_shape: tuple[int, ...]) -> Any:
-    """The shape of what an evaluation gives for one image; nothing is computed."""
-    image = jax.ShapeDtypeStruct((1, *image_shape), "float32")
+def _outputs(model: Model, variables: Variables, inputs: Any) -> Any:
+    """The shapes of what an evaluation gives for one example; nothing is computed."""
     evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
-    return jax.eval_shape(evaluate, *variables, image)
+    return jax.eval_shape(evaluate, *variables, inputs)
 
 
 # ---- Refuses an ensemble that could not be trained as its members would be by themselves --------------

@@ -285,6 +285,21 @@ def differences(
     ]
 
 
+_OF_PICTURES = ("pixels", "augmentation", "mixing", "resolutions", "label_smoothing")
+
+
+def in_todays_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that a run saved, by the keys of today: before there were tasks, those of images were the config's own.
+
+    >>> in_todays_keys({"label_smoothing": 0.1, "pixels.mean": [0.5]})["task.pixels.mean"]
+    [0.5]
+    """
+    if "task" in saved:
+        return dict(saved)
+    renamed = {f"task.{key}" if key.partition(".")[0] in _OF_PICTURES else key: saved[key] for key in saved}
+    return {**renamed, "task": "jaxnet.tasks.classification.ImageClassification"}
+
+
 def class_name(value: Any) -> Any:
     """A class of jaxnet by its name alone, without its module, which may have been another when it was saved.
 

@@ -7,9 +7,8 @@ from jaxnet.comm import Strategy
 from jaxnet.ensembles import Ensemble
 from jaxnet.limits import BelowOne, Count, Limit, Positive, Seconds, Whole
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.augmentation import Augmentation
-from jaxnet.tasks.classification import Pixels
-from jaxnet.tasks.mixing import Mixing
+from jaxnet.tasks.classification import ImageClassification
+from jaxnet.tasks.task import Task
 
 # ---- What a run is to do about numbers that go wrong --------------------------------------------------
 
@@ -107,17 +106,12 @@ class Config:
     Attributes:
         model: a Flax Linen module, or a `jaxnet.models.Model` (such as `from_nnx` makes).
         data: a data set of `jaxnet.data`.
-        pixels: mean and deviation by which images are normalized, and the size to which they are resized.
+        task: what is minimized and measured, such as `ImageClassification`, or a `Task` of your own.
         epochs: passes over the training examples; the last one may be a fraction.
         batch_size: examples in a global batch, over all devices.
         eval_batch_size: the same for evaluation.
         eval_every_epochs: evaluate on the test split every so many epochs, and at the end.
         optimizer: see `Optimizer`.
-        augmentation: see `Augmentation`.
-        mixing: see `Mixing`.
-        resolutions: (part of the run, size): from there on training images have that height and width, such as
-            ((0, 128), (0.5, 160)), on the command line 0:128,0.5:160; evaluation keeps its own. Empty: as they are.
-        label_smoothing: part of the target spread over all classes.
         average_decay: of the moving average of the parameters, which is then what is evaluated, with the running
             averages of BatchNorm; less at first, (1 + n) / (10 + n) after n steps. None: no average.
         microbatches: parts that a device's share of a batch is taken in; gradients travel once.
@@ -149,14 +143,10 @@ class Config:
     data: Any
     epochs: Positive
     batch_size: Count
-    pixels: Pixels = field(default_factory=Pixels)
+    task: Task = field(default_factory=ImageClassification)
     eval_batch_size: Count = 512
     eval_every_epochs: Positive = 1.0
     optimizer: Optimizer = field(default_factory=Optimizer)
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    mixing: Mixing = field(default_factory=Mixing)
-    resolutions: tuple[tuple[float, int], ...] = ()
-    label_smoothing: BelowOne = 0.0
     average_decay: BelowOne | None = None
     microbatches: Count = 1
     batch_norm: Literal["local", "host", "global"] = "local"

@@ -22,7 +22,7 @@ from jaxnet.cost.shapes import MIXING_WIDTH, SIZES, Sizes
 from jaxnet.errors import InputError
 from jaxnet.parallel import Form, Layout, Mode, Step, StepOptions, TrainState, form_of
 from jaxnet.parallel.state import first_comm
-from jaxnet.tasks.classification import Batch, LossFn, LossOutput
+from jaxnet.tasks.task import Batch, LossFn, LossOutput
 
 PyTree = Any
 Params = list[jax.Array]

@@ -16,7 +16,7 @@ Data sets that a config names:
 
 Sources, which hold the examples of one split:
 
-- `Dataset`, `Source`, `RandomSource`: the protocols; `open_split` checks them.
+- `Dataset`, `Source`, `RandomSource`: the protocols; `open_split` and `example_shapes` check them.
 - `ArraySource`: in memory; `RecordSource`: on disk.
 - `Inputs`, `inputs_of`: what a network trained on a source takes and gives.
 
@@ -42,7 +42,16 @@ from jaxnet.data.batches import (
 from jaxnet.data.builtin import Digits, Synthetic
 from jaxnet.data.fashion_mnist import FashionMNIST
 from jaxnet.data.photos import ImageNet, Photos, TrainingView
-from jaxnet.data.source import ArraySource, Dataset, Inputs, RandomSource, Source, inputs_of, open_split
+from jaxnet.data.source import (
+    ArraySource,
+    Dataset,
+    Inputs,
+    RandomSource,
+    Source,
+    example_shapes,
+    inputs_of,
+    open_split,
+)
 from jaxnet.data.tfds import TFDS, RecordSource
 
 __all__ = [
@@ -64,6 +73,7 @@ __all__ = [
     "TrainingView",
     "eval_batches",
     "example_ids",
+    "example_shapes",
     "inputs_of",
     "open_split",
     "permutation",

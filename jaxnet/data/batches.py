@@ -238,4 +238,5 @@ def _placed(batch: Batch, sharding: jax.sharding.Sharding) -> DeviceBatch:
     if sharding.is_fully_addressable:
         arrays: DeviceBatch = jax.device_put(batch, sharding)
         return arrays
-    return {key: jax.make_array_from_process_local_data(sharding, local) for key, local in batch.items()}
+    global_: DeviceBatch = jax.tree.map(lambda local: jax.make_array_from_process_local_data(sharding, local), batch)
+    return global_

@@ -10,6 +10,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from PIL import Image
 
@@ -19,22 +20,21 @@ from jaxnet.errors import InputError
 
 
 class Source(Protocol):
-    """Random access to the examples of one split of a data set."""
+    """Random access to the examples of one split of a data set.
+
+    One of images in classes also has `image_shape`, (height, width, channels) of its uint8 images, and `num_classes`:
+    labels are 0 .. num_classes - 1.
+    """
 
     @property
     def num_examples(self) -> int:
         """How many examples there are, at least 1."""
 
-    @property
-    def num_classes(self) -> int:
-        """Labels are 0 .. num_classes - 1."""
+    def rows(self, indices: np.ndarray) -> dict[str, Any]:
+        """Return fresh arrays by name, each [n, ...], of these examples in the order asked for.
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of every image; pixels are uint8."""
-
-    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return fresh arrays {'image': uint8 [n, H, W, C], 'label': int32 [n]} in the order asked for."""
+        Such as {'image': uint8 [n, H, W, C], 'label': int32 [n]}. Shapes and dtypes are those of every example.
+        """
 
 
 @runtime_checkable
@@ -57,7 +57,7 @@ class Dataset(Protocol):
 
 # ---- Open a split ---------------------------------------------------------------------------------------
 
-_SOURCE = ("num_examples", "num_classes", "image_shape", "rows")
+_SOURCE = ("num_examples", "rows")
 
 
 def open_split(dataset: Dataset, split: str) -> Source:
@@ -83,6 +83,41 @@ def open_split(dataset: Dataset, split: str) -> Source:
             "wanted a Source, such as jaxnet.data.ArraySource"
         )
     return source
+
+
+def example_shapes(source: Source) -> dict[str, Any]:
+    """The shape and dtype of each array of one example: those of images in classes, else of the first example.
+
+    Raises:
+        InputError: the first example is no dict of arrays, or uses a name of jaxnet's.
+
+    >>> example_shapes(ArraySource(np.zeros((2, 8, 8, 1), np.uint8), np.array([3, 4], np.int32), num_classes=10))
+    {'image': ShapeDtypeStruct(shape=(8, 8, 1), dtype=uint8), 'label': ShapeDtypeStruct(shape=(), dtype=int32)}
+    """
+    shape = getattr(source, "image_shape", None)
+    if shape is not None:
+        return {"image": jax.ShapeDtypeStruct(shape, "uint8"), "label": jax.ShapeDtypeStruct((), "int32")}
+    kind, rows = type(source).__name__, source.rows(np.zeros(1, np.int64))
+    if not isinstance(rows, dict):
+        raise InputError(f"data: {kind}.rows gave a {type(rows).__name__}: wanted a dict of arrays by name")
+    if taken := [name for name in RESERVED if name in rows]:
+        raise InputError(f"data: {kind}.rows gave {', '.join(taken)}, a name of jaxnet's own; give it another")
+
+    def of_example(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        if getattr(leaf, "shape", ())[:1] != (1,) or jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            got = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
+            raise InputError(
+                f"data: {kind}.rows gave {got} as {name} of one example: wanted an array [1, ...] of at most 32 bits"
+            )
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+    shapes: dict[str, Any] = jax.tree.map_with_path(of_example, rows)
+    return shapes
+
+
+RESERVED = ("id", "weight")
+"""What jaxnet adds to the arrays of a batch: the rows of its examples and, in evaluation, 0 for padding and else 1."""
 
 
 def require_split(split: str) -> None:
@@ -193,8 +228,8 @@ class Inputs:
             raise InputError(f"these are not the inputs of a network: {values!r:.200}") from error
 
 
-def inputs_of(source: Source) -> Inputs:
-    """Return the inputs of a network that is tested on `source`, which may also have `class_names` and `resize`.
+def inputs_of(source: Any) -> Inputs:
+    """Return the inputs of a network that is tested on `source`: images in classes, perhaps with `class_names`.
 
     >>> from jaxnet.data import Digits
     >>> inputs_of(Digits().load("test")).class_names[:3]

@@ -287,7 +287,7 @@ class RecordSource:
             return np.asarray(to_mode(picture, PILLOW_MODES[self.image_shape[-1]])).reshape(self.image_shape)
 
 
-def read_into_memory(source: Source) -> ArraySource:
+def read_into_memory(source: RecordSource) -> ArraySource:
     """Decode all of `source` once."""
     image = np.empty((source.num_examples, *source.image_shape), np.uint8)
     label = np.empty(source.num_examples, np.int32)

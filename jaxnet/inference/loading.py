@@ -12,6 +12,7 @@ import numpy as np
 from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves
 from jaxnet.checkpoints.leaves import described, differences_text
 from jaxnet.config.file import load_config
+from jaxnet.config.keys import in_todays_keys
 from jaxnet.data import Inputs, inputs_of, open_split
 from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError
@@ -145,7 +146,7 @@ def _require_run(path: Path) -> Iterator[None]:
 
 
 def _architecture(found: FoundCheckpoint, config: str | Path | None) -> Architecture:
-    where, settings = str(found.path), found.extra["config"]
+    where, settings = str(found.path), in_todays_keys(found.extra["config"])
     pixels = rebuild_pixels(settings, where)
     if config is None:
         model, data = rebuild_model(settings, where), lambda: rebuild_data(settings, where)

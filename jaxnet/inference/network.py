@@ -48,7 +48,7 @@ class Architecture:
     @functools.cached_property
     def _tree(self) -> Any:
         images = jax.eval_shape(self.pixels.normalize, self.images(1))
-        variables = abstract_variables(self._pure, images.shape[1:])
+        variables = abstract_variables(self._pure, images)
         return {"params": variables.params, **variables.stats}
 
     @property

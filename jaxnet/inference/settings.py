@@ -27,7 +27,7 @@ def rebuild_model(settings: Settings, where: str) -> nn.Module:
 
 def rebuild_pixels(settings: Settings, where: str) -> Pixels:
     """Return how a run normalized images."""
-    return rebuild(settings, "pixels", _classes([Pixels]), where)
+    return rebuild(settings, "task.pixels", _classes([Pixels]), where)
 
 
 def rebuild_data(settings: Settings, where: str) -> Any:
@@ -47,7 +47,7 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     Raises:
         InputError: its class is not in `known`, or does not accept the saved fields.
 
-    >>> settings = {"pixels": "jaxnet.training.loss.Pixels", "pixels.mean": [0.1], "pixels.std": [0.2]}
+    >>> settings = {"task.pixels": "jaxnet.training.loss.Pixels", "task.pixels.mean": [0.1], "task.pixels.std": [0.2]}
     >>> rebuild_pixels(settings, "a checkpoint").mean
     (0.1,)
     """

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import flax.linen as nn
@@ -79,15 +79,15 @@ class Model(NamedTuple):
     apply: ApplyFn
 
 
-def abstract_variables(model: Model, image_shape: Sequence[int]) -> Variables:
-    """Return the shapes of a model's variables for images [height, width, channels]; nothing is computed.
+def abstract_variables(model: Model, inputs: Inputs) -> Variables:
+    """Return the shapes of a model's variables for inputs of these shapes; nothing is computed.
 
     >>> from jaxnet.models import CNN, from_linen
-    >>> abstract_variables(from_linen(CNN(num_classes=10, hidden=16)), (8, 8, 1)).params["dense_1"]["kernel"].shape
+    >>> model, image = from_linen(CNN(num_classes=10, hidden=16)), jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")
+    >>> abstract_variables(model, image).params["dense_1"]["kernel"].shape
     (16, 10)
     """
-    image = jax.ShapeDtypeStruct((1, *image_shape), "float32")
-    variables: Variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
+    variables: Variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), inputs)
     return variables
 
 

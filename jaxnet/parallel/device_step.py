@@ -22,7 +22,7 @@ from jaxnet.comm import (
     varying_axes,
 )
 from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
-from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
+from jaxnet.tasks.task import WEIGHT, Batch, LossFn, LossOutput, PyTree
 
 # ---- Gradients of one device's share of a batch, over one or several microbatches ---------------------
 
@@ -80,6 +80,22 @@ def loss_gradient(
     (grads, result), _ = add(carry, last)
     mean = lambda tree: jax.tree.map(lambda total: total / microbatches, tree)  # noqa: E731
     return mean(grads), LossOutput(result.stats, mean(result.metrics))
+
+
+def per_weight(grads: PyTree, result: LossOutput) -> tuple[PyTree, LossOutput]:
+    """Gradient and metrics of a unit of weight, where the examples have weights; else as they are.
+
+    Of two devices with 3 and 1 tokens, each loss being the sum over its tokens:
+
+        grads  (6 + 4) / 2 = 5      metrics['weight']  (3 + 1) / 2 = 2      5 / 2 = 10 / 4: the mean over all tokens
+
+    The mean weight travels with the metrics, so it costs one number in a message that is sent anyway.
+    """
+    if WEIGHT not in result.metrics:
+        return grads, result
+    weight = result.metrics[WEIGHT]
+    metrics = {name: value / weight for name, value in result.metrics.items() if name != WEIGHT}
+    return jax.tree.map(lambda leaf: leaf / weight, grads), LossOutput(result.stats, metrics)
 
 
 def _parts(x: jax.Array, microbatches: int, groups: int) -> jax.Array:
@@ -214,7 +230,7 @@ def device_step(
         result = _mean(result, devices, tracked_axes, together)
         sums, comm_state = reduce(before_sum(grads, state.scale, state.comm), state.comm)
         count = divisor(devices, state.scale, state.comm)
-        grads = jax.tree.map(lambda total: total / count, sums)
+        grads, result = per_weight(jax.tree.map(lambda total: total / count, sums), result)
         update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
         if skip is None:
             return update()._replace(comm=comm_state), result.metrics
@@ -238,7 +254,7 @@ def global_step(
         loss = scaled(loss_fn, state.scale)
         grads, result = loss_gradient(loss, state.params, state.stats, batch, keys, microbatches, groups=devices)
         count = divisor(1, state.scale, ())
-        grads = jax.tree.map(lambda mean: mean / count, grads)
+        grads, result = per_weight(jax.tree.map(lambda mean: mean / count, grads), result)
         update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
         return (update(), result.metrics) if skip is None else skip(update, state, (), grads, result.metrics)
 

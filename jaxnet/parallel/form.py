@@ -21,7 +21,7 @@ from jaxnet.comm import AllReduce, BucketPlan, Collective, Reducer, Strategy, al
 from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
-from jaxnet.tasks.classification import LossFn
+from jaxnet.tasks.task import LossFn
 
 Mode = Literal["shard_map", "jit", "pmap", "pieces"]
 PyTree = Any
@@ -58,6 +58,7 @@ class Traffic(NamedTuple):
 
     Attributes:
         metrics: how many scalars are averaged over devices.
+        weighted: whether the mean weight of the examples is one more.
         averages: whether BatchNorm's running averages differ between devices, and so are averaged too.
         norms: the collectives of an optimizer that sees shards of the parameters.
         total_steps: of the run.
@@ -65,6 +66,7 @@ class Traffic(NamedTuple):
     """
 
     metrics: int
+    weighted: bool
     averages: bool
     norms: Callable[[ShardedParams], tuple[Collective, ...]]
     total_steps: int

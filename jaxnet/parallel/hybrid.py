@@ -30,7 +30,7 @@ from jaxnet.comm import (
 )
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables
-from jaxnet.tasks.classification import PyTree
+from jaxnet.tasks.task import PyTree
 
 # ---- Dense layers whose kernel is cut over the devices of a host: examples travel to the weights, not gradients
 
@@ -170,7 +170,7 @@ class _Seen(NamedTuple):
 
 
 def sharded_layers(
-    patterns: Sequence[str], model: Model, variables: Variables, image_shape: tuple[int, ...], devices: int
+    patterns: Sequence[str], model: Model, variables: Variables, inputs: PyTree, devices: int
 ) -> tuple[ShardedDense, ...]:
     """The dense layers whose path matches a pattern, cut as sends fewest bytes; none if there is one device a host.
 
@@ -179,7 +179,7 @@ def sharded_layers(
     """
     if not patterns:
         return ()
-    chosen, paths = _applied(model, variables, image_shape, patterns)
+    chosen, paths = _applied(model, variables, inputs, patterns)
     for pattern in patterns:
         if not fnmatch.filter(paths, pattern):
             there = ", ".join(dict.fromkeys(paths)) or "none"
@@ -203,10 +203,10 @@ def _cut(layer: _Seen, devices: int) -> ShardedDense:
 
 
 def _applied(
-    model: Model, variables: Variables, image_shape: tuple[int, ...], patterns: Sequence[str]
+    model: Model, variables: Variables, inputs: PyTree, patterns: Sequence[str]
 ) -> tuple[list[_Seen], list[str]]:
     """Dense layers that match, in the order in which the model applies them in training, and the paths of all."""
-    paths, names, inputs, outputs = [], [], [], []
+    paths, names, entering, outputs = [], [], [], []
 
     def record(next_fn: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         result = next_fn(*args, **kwargs)
@@ -215,17 +215,17 @@ def _applied(
             paths.append(path)
         if path and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
             names.append(path)
-            inputs.append(args[0])
+            entering.append(args[0])
             outputs.append(jax.typeof(result))
         return result
 
-    def applied(params: PyTree, stats: PyTree, images: jax.Array, keys: jax.Array) -> list[jax.Array]:
+    def applied(params: PyTree, stats: PyTree, given: PyTree, keys: jax.Array) -> list[jax.Array]:
         with nn.intercept_methods(record):
-            model.apply(params, stats, images, train=True, keys=keys)
-        return inputs
+            model.apply(params, stats, given, train=True, keys=keys)
+        return entering
 
-    image, keys = jax.ShapeDtypeStruct((1, *image_shape), "float32"), jax.eval_shape(_one_key)
-    jaxpr = jax.make_jaxpr(applied)(variables.params, variables.stats, image, keys).jaxpr
+    keys = jax.eval_shape(_one_key)
+    jaxpr = jax.make_jaxpr(applied)(variables.params, variables.stats, inputs, keys).jaxpr
     by_params = set(jaxpr.invars[: len(jax.tree.leaves(variables.params))])
     for eqn in jaxpr.eqns:
         if any(var in by_params for var in eqn.invars if not isinstance(var, Literal)):

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxnet.comm import DEVICE, HOST, mesh_size, replicated, rows_of, whole_of
 from jaxnet.models import once_options
 from jaxnet.parallel.state import TrainState, state_shardings
-from jaxnet.tasks.classification import PyTree
+from jaxnet.tasks.task import PyTree
 
 _Kind = Literal["whole", "shard", "copy", "rows", "columns"]
 OWN = PartitionSpec(HOST, DEVICE)  # leads with [hosts, devices]

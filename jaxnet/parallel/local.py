@@ -39,6 +39,7 @@ from jaxnet.parallel.device_step import (
     StepFn,
     example_keys,
     loss_gradient,
+    per_weight,
     update_state,
     warmed_decay,
 )
@@ -46,7 +47,7 @@ from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, named_leaves
 from jaxnet.parallel.layout import Layout, copied_kinds
 from jaxnet.parallel.replicated import shard_mapped
 from jaxnet.parallel.state import TrainState
-from jaxnet.tasks.classification import Batch, LossFn, PyTree
+from jaxnet.tasks.task import Batch, LossFn, PyTree
 
 
 class Exchange(NamedTuple):
@@ -189,7 +190,8 @@ def local_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(state.key, state.step, batch["id"])
-        grads, result = loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches)
+        # A device that trains by itself takes the mean over its own weights.
+        grads, result = per_weight(*loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches))
         synchronous = state.step < averaging.synchronous_steps
         ends = ~synchronous & ((state.step + 1) % averaging.every == 0)
         own = jax.tree.map(_varying, Exchange(grads, result.stats, result.metrics | counted, []))

@@ -34,12 +34,21 @@ from jaxnet.comm import (
 )
 from jaxnet.models import network_options
 from jaxnet.optimizer import ShardedParams
-from jaxnet.parallel.device_step import SKIPPED, Metrics, Skip, example_keys, loss_gradient, one_message, update_state
+from jaxnet.parallel.device_step import (
+    SKIPPED,
+    Metrics,
+    Skip,
+    example_keys,
+    loss_gradient,
+    one_message,
+    per_weight,
+    update_state,
+)
 from jaxnet.parallel.form import StepOptions, StepPlan, Traffic
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.replicated import Replicated
 from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
-from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
+from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 
 class CompiledPieces:
@@ -153,7 +162,7 @@ class PiecesStep:
         devices, count = mesh_size(self._mesh), len(others.specs)
         by = divisor(devices, state.scale, comm)
         result = others.unpack([total / devices for total in sums[:count]])
-        grads = gradients.unpack([total / by for total in sums[count:]])
+        grads, result = per_weight(gradients.unpack([total / by for total in sums[count:]]), result)
         update = functools.partial(update_state, state, grads, result.stats, self._optimizer, self._average_decay)
         if self._skip is None:
             return update(), result.metrics

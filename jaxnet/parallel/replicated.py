@@ -44,7 +44,7 @@ from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, named_leaves
 from jaxnet.parallel.hybrid import ShardedDense, hybrid_strategy, layers_plan, param_kinds
 from jaxnet.parallel.layout import OWN, Layout, cut_kinds
 from jaxnet.parallel.state import TrainState
-from jaxnet.tasks.classification import Batch, LossFn
+from jaxnet.tasks.task import Batch, LossFn
 
 PyTree = Any
 
@@ -137,7 +137,7 @@ class Replicated:
         gradients = reducer.plan(state.params, sizes)
         averages = state.stats if traffic.averages else None
         planned = gradients.collectives
-        planned += mean_plan(averages, traffic.metrics, sizes, one_message(self.options.all_reduce))
+        planned += mean_plan(averages, traffic.metrics + traffic.weighted, sizes, one_message(self.options.all_reduce))
         if axes := layout.cut_axes:
             planned += traffic.norms(ShardedParams(state.params, axes))
             planned += guard_plan(state.params, axes, sizes) if self.options.skip else ()

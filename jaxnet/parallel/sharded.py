@@ -22,7 +22,7 @@ from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, named_leaves
 from jaxnet.parallel.layout import Layout, sharded_kinds
 from jaxnet.parallel.replicated import shard_mapped
 from jaxnet.parallel.state import TrainState
-from jaxnet.tasks.classification import LossFn
+from jaxnet.tasks.task import LossFn
 
 PyTree = Any
 
@@ -93,7 +93,7 @@ class ShardedUpdate:
         state, sizes = layout.whole_shapes, self.mesh.shape
         sent = self.shards.plan(state.params, sizes)
         averages = state.stats if traffic.averages else None
-        planned = sent.collectives + mean_plan(averages, traffic.metrics, sizes)
+        planned = sent.collectives + mean_plan(averages, traffic.metrics + traffic.weighted, sizes)
         planned += traffic.norms(ShardedParams(state.params, AXES))
         planned += guard_plan(state.params, AXES, sizes) if self.options.skip else ()
         leaves = named_leaves(state.params, self.options.order)

@@ -15,7 +15,7 @@ from jaxnet.ensembles import member_keys
 from jaxnet.errors import InputError
 from jaxnet.models import Model
 from jaxnet.parallel.initial import with_values
-from jaxnet.tasks.classification import Batch, LossFn, LossOutput, PyTree
+from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 # ---- A loss scale for float16: gradients too small for its 5 bits of exponent are multiplied up, and divided again
 
@@ -136,7 +136,7 @@ def first_state(
     optimizer: optax.GradientTransformation,
     reducer: Reducer | None,
     mesh: Mesh,
-    image_shape: tuple[int, ...],
+    inputs: PyTree,
     seed: int,
     initial: Mapping[str, jax.Array] = MappingProxyType({}),
     *,
@@ -146,11 +146,13 @@ def first_state(
 ) -> TrainState:
     """The whole state before the first step: a function of `seed`, and of values by name, the same on any mesh.
 
-    To be traced: `Layout.make` makes it on the mesh, and under `jax.eval_shape` it gives shapes alone. With `members`
-    the model is that of an ensemble, and the optimizer too.
+    To be traced: `Layout.make` makes it on the mesh, and under `jax.eval_shape` it gives shapes alone. `inputs` are the
+    shapes of what the model is called with for one example. With `members` the model is that of an ensemble, and the
+    optimizer too.
     """
     key = jax.random.key(seed) if members is None else member_keys(seed, members)
-    variables = with_values(model.init(key, jnp.zeros((1, *image_shape), jnp.float32)), initial)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
+    variables = with_values(model.init(key, zeros), initial)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=variables.params,

@@ -1,28 +1,23 @@
-"""Classify images: the loss of a batch in training, and exact evaluation.
+"""Classify images: softmax cross-entropy on normalized, augmented and mixed pixels, and accuracy."""
 
-In evaluation every example counts once, on any number of devices and processes: padding has weight 0, and sums are
-divided by the sum of weights.
-"""
-
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from jaxnet.comm import replicated, split_by_example
-from jaxnet.limits import Count, Limit
-from jaxnet.models import Heads, Model, inference_options
-from jaxnet.tasks.mixing import Mixed, neighbours
+from jaxnet.errors import InputError
+from jaxnet.limits import BelowOne, Count, Limit
+from jaxnet.models import Heads, Model
+from jaxnet.tasks.augmentation import Augmentation
+from jaxnet.tasks.mixing import Mixed, Mixing, neighbours
+from jaxnet.tasks.task import Batch, LossFn, LossOutput, Measures, PyTree, Task
 
-PyTree = Any
-Batch = dict[str, jax.Array]
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Mix = Callable[[jax.Array, jax.Array], Mixed]
-
 
 _NOT_EMPTY = Limit("one number or one a channel", lambda values: len(values) > 0)
 _PIXELS = Limit("numbers of 0 to 1, as pixels are", lambda values: 0 <= min(values) <= max(values) <= 1)
@@ -65,26 +60,102 @@ class Pixels:
         return (values - mean.reshape(shape)) / std.reshape(shape)
 
 
-# ---- Loss -----------------------------------------------------------------------------------------------
+# ---- The task -------------------------------------------------------------------------------------------
 
 
-class LossOutput(NamedTuple):
-    """What a loss function returns beside the loss: new running averages, and metrics, means over the examples."""
+@dataclass(frozen=True)
+class ImageClassification(Task):
+    """Classes of images: batches with 'image', uint8 [batch, height, width, channels], and 'label', int32 [batch].
 
-    stats: PyTree
-    metrics: dict[str, jax.Array]
-
-
-class LossFn(Protocol):
-    """`loss(params, stats, batch, keys) -> (loss, LossOutput)`: a mean over the examples of `batch`.
-
-    `keys` holds one random key per example. Examples must not influence each other, except through BatchNorm and within
-    the pairs of `Mixing`: then the mean of the devices' losses is the loss of the global batch.
+    Attributes:
+        pixels: mean and deviation by which images are normalized, and the size to which they are resized.
+        augmentation: random changes to training images; see `Augmentation`.
+        mixing: training on mixtures of two images; see `Mixing`.
+        resolutions: (part of the run, size): from there on training images have that height and width, such as
+            ((0, 128), (0.5, 160)), on the command line 0:128,0.5:160; evaluation keeps its own. Empty: as they are.
+        label_smoothing: part of the target spread over all classes.
     """
 
-    def __call__(
-        self, params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array, /
-    ) -> tuple[jax.Array, LossOutput]: ...
+    pixels: Pixels = field(default_factory=Pixels)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    resolutions: tuple[tuple[float, int], ...] = ()
+    label_smoothing: BelowOne = 0.0
+
+    best: ClassVar[str] = "accuracy"
+    best_mode: ClassVar[Literal["min", "max"]] = "max"
+
+    @property
+    def group(self) -> int:
+        """Two where neighbours are mixed."""
+        return 2 if self.mixing.on else 1
+
+    def inputs(self, batch: Batch) -> jax.Array:
+        """Normalized images."""
+        return self.pixels.normalize(batch["image"])
+
+    def measures(self, outputs: PyTree, batch: Batch) -> Measures:
+        """Cross-entropy with the label, and whether the largest logit is that of the label."""
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+        return {"loss": losses, "accuracy": correct(outputs, batch["label"])}
+
+    def loss(self, model: Model) -> LossFn:
+        """Cross-entropy with smoothed and mixed labels, of all heads."""
+        # Images that grow during a run have their size when they come.
+        pixels = dataclasses.replace(self.pixels, size=None) if self.resolutions else self.pixels
+        mix = self.mixing if self.mixing.on else None
+        return classification_loss(
+            model, pixels, label_smoothing=self.label_smoothing, augment=self.augmentation, mix=mix
+        )
+
+    def combined(self, outputs: jax.Array) -> jax.Array:
+        """The logarithm of the mean of the members' probabilities, of logits [members, batch, classes]."""
+        return jax.nn.logsumexp(jax.nn.log_softmax(outputs), axis=0) - jnp.log(len(outputs))
+
+    def check_data(self, source: Any) -> None:
+        """Refuse data without images and classes, and pixels with other channels."""
+        lacking = [name for name in ("image_shape", "num_classes") if not hasattr(source, name)]
+        if lacking:
+            raise InputError(
+                f"the data set has no {' and no '.join(lacking)}, which task=ImageClassification needs; give it images "
+                "and labels, or set another task"
+            )
+        channels = source.image_shape[-1]
+        for key, values in (("pixels.mean", self.pixels.mean), ("pixels.std", self.pixels.std)):
+            if len(values) not in (1, channels):
+                raise InputError(
+                    f"task.{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
+                )
+
+    def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
+        """Refuse a model with fewer outputs than classes."""
+        shape: tuple[int, ...] = getattr(outputs, "shape", ())
+        if len(shape) != 2 or shape[1] < source.num_classes:
+            width = "set model.num_classes=" if hasattr(model, "num_classes") else "make the width of its last layer "
+            raise InputError(
+                f"the model's logits for one image have the shape {shape or outputs}, but the data set has "
+                f"{source.num_classes} classes; {width}{source.num_classes}"
+            )
+
+    def warnings(self, source: Any) -> Iterator[str]:
+        """Augmentation that leaves nothing of an image, or does nothing to it."""
+        height, width, channels = self.pixels.shape(source.image_shape)
+        for name in ("shift", "erase"):
+            if (size := getattr(self.augmentation, name)) >= min(height, width):
+                yield (
+                    f"task.augmentation.{name}={size}: images of {height}x{width} may be left with nothing in them; "
+                    "give less"
+                )
+        if self.augmentation.saturation and channels == 1:
+            yield f"task.augmentation.saturation={self.augmentation.saturation:g}: grey images have none; leave it out"
+        if self.mixing.cutmix_share != Mixing().cutmix_share and not (self.mixing.mixup and self.mixing.cutmix):
+            yield (
+                f"task.mixing.cutmix_share={self.mixing.cutmix_share:g}: it counts where task.mixing.mixup and "
+                "task.mixing.cutmix are both on"
+            )
+
+
+# ---- Loss -----------------------------------------------------------------------------------------------
 
 
 def classification_loss(
@@ -134,56 +205,3 @@ def _mixture(target: jax.Array, share: jax.Array) -> jax.Array:
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return 1.0 where the largest logit is that of the label, else 0.0: float32 [batch]."""
     return (logits.argmax(-1) == labels).astype(jnp.float32)
-
-
-# ---- Evaluation -----------------------------------------------------------------------------------------
-
-Totals = dict[str, jax.Array]
-EvalStepFn = Callable[[Totals, PyTree, PyTree, Batch], Totals]
-Across = Callable[[dict[str, float]], dict[str, float]]
-
-
-def _alone(sums: dict[str, float]) -> dict[str, float]:
-    return sums
-
-
-def make_eval_step(model: Model, pixels: Pixels, mesh: Mesh) -> EvalStepFn:
-    """Return `step(totals, params, stats, batch) -> totals`: sums over examples, weighted by `batch['weight']`.
-
-    Padding has weight 0. The sum of losses is float32; counts are int32, exact up to two billion examples.
-    """
-
-    def step(totals: Totals, params: PyTree, stats: PyTree, batch: Batch) -> Totals:
-        logits, _ = model.apply(params, stats, pixels.normalize(batch["image"]), train=False, keys=None)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        weight = batch["weight"]
-        sums = {
-            "loss": (losses * weight).sum(),
-            "correct": (correct(logits, batch["label"]) * weight).sum().astype(jnp.int32),
-            "examples": weight.sum().astype(jnp.int32),
-        }
-        return jax.tree.map(jnp.add, totals, sums)
-
-    everywhere = replicated(mesh)
-    return jax.jit(
-        step,
-        in_shardings=(everywhere, everywhere, everywhere, split_by_example(mesh)),
-        out_shardings=everywhere,
-        compiler_options=inference_options(mesh.devices.flat[0].platform),
-    )
-
-
-def evaluate(
-    step: EvalStepFn, params: PyTree, stats: PyTree, batches: Iterable[Batch], mesh: Mesh, across: Across = _alone
-) -> dict[str, float]:
-    """Return mean loss, accuracy and number of examples over `batches`.
-
-    `across` sums over processes that the mesh does not span, as under MPI.
-    """
-    zeros = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "examples": jnp.zeros((), jnp.int32)}
-    totals = jax.device_put(zeros, replicated(mesh))
-    for batch in batches:
-        totals = step(totals, params, stats, batch)
-    sums = across({name: total.item() for name, total in jax.device_get(totals).items()})
-    count = sums["examples"]
-    return {"loss": sums["loss"] / count, "accuracy": sums["correct"] / count, "examples": count}

@@ -48,13 +48,13 @@ class Start(NamedTuple):
 
 def open_checkpoints(experiment: Experiment, workdir: Path, fence: Fence) -> FaultTolerantCheckpoints:
     """The run's checkpoints; with MPI, where no array spans the processes, those of rank 0."""
-    processes, keep = experiment.processes, experiment.config.checkpoints.keep
+    processes, keep, task = experiment.processes, experiment.config.checkpoints.keep, experiment.config.task
     directory, ranks = workdir / "checkpoints", processes.cluster.mpi
     checkpoints: Checkpointer | OneWriter
     if ranks:
-        checkpoints = OneWriter(directory, ranks, keep=keep, best="accuracy", fence=fence)
+        checkpoints = OneWriter(directory, ranks, keep=keep, best=task.best, best_mode=task.best_mode, fence=fence)
     else:
-        checkpoints = Checkpointer(directory, keep=keep, best="accuracy", fence=fence)
+        checkpoints = Checkpointer(directory, keep=keep, best=task.best, best_mode=task.best_mode, fence=fence)
     return FaultTolerantCheckpoints(checkpoints, _say(processes))
 
 
@@ -127,7 +127,7 @@ class Saver(Observer):
     Args:
         experiment: of the run.
         checkpoints: where states go.
-        inputs: what the model takes and gives.
+        inputs: the images and classes of the data set; None: it has other things.
         guard: what the guard has counted so far.
         ledger: what of the run's time is spent on it.
     """
@@ -136,13 +136,16 @@ class Saver(Observer):
         self,
         experiment: Experiment,
         checkpoints: FaultTolerantCheckpoints,
-        inputs: Inputs,
+        inputs: Inputs | None,
         guard: Callable[[], GuardState],
         ledger: Ledger,
     ) -> None:
         self._experiment, self._checkpoints, self._guard, self._ledger = experiment, checkpoints, guard, ledger
         config = experiment.config
-        self._constant = {"config": flatten(config), "inputs": inputs.as_json(), **decoder(config)}
+        best = [config.task.best, config.task.best_mode]
+        self._constant = {"config": flatten(config), "best": best, **decoder(config)}
+        if inputs is not None:
+            self._constant["inputs"] = inputs.as_json()
 
     def save(self, state: TrainState, step: int, evaluation: dict[str, Any] | None, owed: bool) -> None:
         """Write a checkpoint in the background; `owed`: the evaluation of this step is still to be made."""

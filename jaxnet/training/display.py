@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from jaxnet.errors import drop, say, spared
-from jaxnet.training.observer import Dispatched, Observer
+from jaxnet.training.observer import Dispatched, Observer, metrics_text
 
 
 def show_warnings() -> None:
@@ -93,12 +93,12 @@ class Display(Observer):
         if split == "train":
             self._training(step, values)
         else:
-            self.say(f"{split} at step {step}: loss {values['loss']:.4f}  accuracy {values['accuracy']:.2%}")
+            self.say(f"{split} at step {step}: {metrics_text(values)}")
 
     def _training(self, step: int, values: Mapping[str, float]) -> None:
         rate, wait = values["examples_per_second"], values["data_wait_seconds"] / values["step_seconds"]
         news = (
-            f"loss {values['loss']:.4f}  accuracy {values['accuracy']:6.2%}  {rate:,.0f} examples/s  "
+            f"{metrics_text(values)}  {rate:,.0f} examples/s  "
             f"{values['step_seconds'] * 1e3:.1f} ms/step  data wait {wait:.1%}"
         )
         if self._bar is not None and self._task is not None:

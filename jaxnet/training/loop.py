@@ -68,7 +68,8 @@ class Loop:
     def __post_init__(self) -> None:
         every = self.experiment.config.log.every_steps
         self._rates = LearningRates(self.experiment.learning_rate, every)
-        self._pace = Pace(every)  # last: its clock runs from here
+        # Last: its clock runs from here.
+        self._pace = Pace(every, self.experiment.config.task.reported)
 
     def run(
         self, state: TrainState, batches: BatchStream, step: int, stop: StopSignal, *, owes_evaluation: bool = False
@@ -166,8 +167,10 @@ class Loop:
 
     def _log(self, lines: Iterator[LogLine]) -> None:
         for step, values in lines:
+            rate = self.experiment.config.batch_size / values["step_seconds"]
             values |= {
-                "examples_per_second": self.experiment.config.batch_size / values["step_seconds"],
+                "examples_per_second": rate,
+                **{f"{unit}_per_second": count * rate for unit, count in self.experiment.units.items()},
                 "learning_rate": self._rates(step - self.guard.lag_at(step)),
                 "epoch": step / self.experiment.steps_per_epoch,
             }

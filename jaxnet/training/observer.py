@@ -8,6 +8,35 @@ import jax
 
 from jaxnet.parallel.state import TrainState
 
+TRAINER_FIGURES = frozenset(
+    [
+        *("step", "split", "epoch", "learning_rate", "step_seconds", "data_wait_seconds", "skipped", "loss_scale"),
+        *("examples", "damaged_records"),
+    ]
+)
+"""What a line of metrics holds besides the task's metrics; and all names that end in `_per_second`."""
+
+
+def task_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's metrics of a line, the loss first, without those of an ensemble's members.
+
+    >>> task_metrics({"loss": 0.5, "examples": 360, "member_0/loss": 0.4, "tokens_per_second": 9.0})
+    {'loss': 0.5}
+    """
+    others = [name for name in values if name not in TRAINER_FIGURES and "/" not in name]
+    names = sorted((name for name in others if not name.endswith("_per_second")), key=lambda name: name != "loss")
+    return {name: values[name] for name in names}
+
+
+def metrics_text(values: Mapping[str, Any], between: str = "  ") -> str:
+    """The task's metrics of a line in words; an accuracy in percent.
+
+    >>> metrics_text({"loss": 0.5, "accuracy": 0.25, "epoch": 1.0})
+    'loss 0.5000  accuracy 25.00%'
+    """
+    shown = task_metrics(values).items()
+    return between.join(f"{name} {value:{'.2%' if name.endswith('accuracy') else '.4f'}}" for name, value in shown)
+
 
 class Dispatched(NamedTuple):
     """A step that was handed to the devices. They may not have run it yet.

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -31,14 +31,18 @@ class Pace:
     comes out for every `every` steps, once the last of them is done: two steps after it was dispatched. Its times
     are those of the clock since the line before, so a line never waited longer than it lasted.
 
+    Args:
+        every: steps a line.
+        reported: makes the metrics that are shown of the means, as `Task.reported` does.
+
     Attributes:
         seconds: spent on training steps, without pauses, up to the last line.
         waited: part of them in which a batch was made and the devices had nothing to do when it came.
         blocked: spent waiting for the devices.
     """
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, every: int, reported: Callable[[Mapping[str, float]], dict[str, float]] = dict) -> None:
+        self._every, self._reported = every, reported
         self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
         self._begin_window(time.perf_counter())
         self.seconds = 0.0
@@ -85,7 +89,7 @@ class Pace:
         seconds = now - self._started
         self.seconds += seconds
         self.waited += self._waited
-        values = _means(jax.device_get(self._done))
+        values = self._reported(_means(jax.device_get(self._done)))
         values |= {"step_seconds": seconds / steps, "data_wait_seconds": self._waited / steps}
         self._begin_window(now)
         return LogLine(self._step, values)

@@ -9,7 +9,7 @@ experiment.evaluate(state)
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +33,11 @@ from jaxnet.comm import (
     mpi_world,
     split_by_example,
 )
-from jaxnet.config.check import check_config, check_fit, check_model, check_test_images, strategy_of
+from jaxnet.config.check import check_config, check_fit, check_model, check_tests, strategy_of
 from jaxnet.config.run import Config
 from jaxnet.cost.workloads import Workload
-from jaxnet.data import Source, eval_batches, open_split, placed
-from jaxnet.ensembles import (
-    ensemble_loss,
-    ensemble_model,
-    ensemble_optimizer,
-    evaluate_ensemble,
-    make_ensemble_eval_step,
-)
+from jaxnet.data import Source, eval_batches, example_shapes, open_split, placed
+from jaxnet.ensembles import ensemble_loss, ensemble_model, ensemble_optimizer
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, abstract_variables, from_linen
 from jaxnet.optimizer import ShardedParams, learning_rate, make_optimizer, multipliers, optimizer_plan
@@ -52,14 +46,15 @@ from jaxnet.parallel.hybrid import ShardedDense, sharded_layers, with_sharded
 from jaxnet.parallel.initial import initial_values
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState, first_state, needs_scale
-from jaxnet.tasks.classification import LossFn, classification_loss, evaluate, make_eval_step
+from jaxnet.tasks.evaluation import evaluate, make_eval_step
+from jaxnet.tasks.task import WEIGHT, LossFn, Task
 from jaxnet.training.batches import BatchStream, batch_stream
+from jaxnet.training.observer import TRAINER_FIGURES
 from jaxnet.training.plan import RunPlan
 from jaxnet.training.processes import ProcessGroup, join
 from jaxnet.training.resolutions import Phase, batch_shapes_at, check_resolutions, phases_of
 
 PyTree = Any
-_METRICS = 2  # loss and accuracy
 
 
 @dataclass(frozen=True)
@@ -156,8 +151,13 @@ class Experiment:
         return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Loss and accuracy on the test split: every example counts once, on any number of devices."""
+        """The task's metrics on the test split: every example counts once, on any number of devices."""
         return self._evaluate(state)
+
+    @functools.cached_property
+    def units(self) -> dict[str, int]:
+        """What an example consists of, such as {'tokens': 256}."""
+        return self.config.task.units(example_shapes(self.source))
 
     @functools.cached_property
     def tests(self) -> Source:
@@ -165,9 +165,10 @@ class Experiment:
         return self.given_tests or open_split(self.config.data, "test")
 
     def check_tests(self) -> None:
-        """Refuse test images that the network, which learns from training images, cannot take."""
+        """Refuse test examples that the network, which learns from training examples, cannot take."""
         config, model = self.config, as_model(self.config.model)
-        check_test_images(config, model, self._single_variables, self.source, self.tests)
+        trained, tested = (model_inputs(config.task, example_shapes(split)) for split in (self.source, self.tests))
+        check_tests(config, model, self._single_variables, trained, tested)
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[TrainState], dict[str, float]]:
@@ -209,16 +210,19 @@ def prepare(
     check_fit(config, mesh, source, ranks)
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
-    phases = phases_of(config.resolutions, total_steps)
-    of_data = _batch_shapes(config.batch_size // ranks, source.image_shape, split_by_example(mesh))
-    batch_shapes = batch_shapes_at(of_data, phases[-1].size)
-    image_shape = config.pixels.shape(source.image_shape)
+    phases = phases_of(config.task.resolutions, total_steps)
+    config.task.check_data(source)
+    example = example_shapes(source)
+    batch_shapes = _batch_shapes(config.batch_size // ranks, example, split_by_example(mesh))
+    batch_shapes = batch_shapes_at(batch_shapes, phases[-1].size)
+    inputs = model_inputs(config.task, example)
 
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
-    variables = _checked_variables(config, mode, model, source, phases)
-    order = _order(_loss(config, model), variables, batch_shapes)
-    layers = sharded_layers(config.shard_dense, model, variables, image_shape, mesh.shape[DEVICE])
+    variables = _checked_variables(config, mode, model, source, inputs, phases)
+    order, metrics = _order(config.task.loss(model), variables, batch_shapes)
+    _check_metrics(config.task, metrics)
+    layers = sharded_layers(config.shard_dense, model, variables, inputs, mesh.shape[DEVICE])
 
     # ---- Form: what the strategy makes of state, optimizer, step and plan ----------------------------------
     options = StepOptions(mode, config.microbatches, config.average_decay, order, all_reduce, ranks, config.guard.skip)
@@ -235,7 +239,7 @@ def prepare(
         model = ensemble_model(model, members)
     make_first = functools.partial(
         first_state,
-        *(model, optimizer, form.reducer(variables.params), mesh, image_shape, config.seed),
+        *(model, optimizer, form.reducer(variables.params), mesh, inputs, config.seed),
         averaged=config.average_decay is not None,
         scaled=needs_scale(config.model),
         members=members,
@@ -243,7 +247,8 @@ def prepare(
     layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
     step = form.step(_step_loss(config, mode, layers), optimizer, layout)
     traffic = Traffic(
-        metrics=_METRICS,
+        metrics=len(metrics - {WEIGHT}),
+        weighted=WEIGHT in metrics,
         averages=config.batch_norm != "global",
         norms=functools.partial(_norms, config, mesh),
         total_steps=total_steps,
@@ -288,7 +293,7 @@ def _norms(config: Config, mesh: Mesh, shards: ShardedParams) -> Any:
 def _step_loss(config: Config, mode: Mode, layers: tuple[ShardedDense, ...]) -> LossFn:
     """The loss that a step trains with: of the network as devices share it, or of all members of an ensemble."""
     shared = as_model(config.model, () if mode == "jit" else norm_axes(config))
-    loss = _loss(config, with_sharded(shared, layers))
+    loss = config.task.loss(with_sharded(shared, layers))
     return ensemble_loss(loss, config.ensemble.members) if config.ensemble.on else loss
 
 
@@ -306,59 +311,73 @@ def norm_axes(config: Config) -> tuple[str, ...]:
     return {"local": (), "host": (DEVICE,), "global": AXES}[config.batch_norm]
 
 
-def _loss(config: Config, model: Model) -> LossFn:
-    pixels = dataclasses.replace(config.pixels, size=None) if config.resolutions else config.pixels
-    return classification_loss(
-        model,
-        pixels,
-        label_smoothing=config.label_smoothing,
-        augment=config.augmentation,
-        mix=config.mixing if config.mixing.on else None,
-    )
+def model_inputs(task: Task, example: Mapping[str, Any]) -> PyTree:
+    """The shapes of what the model is called with for one example of these shapes."""
+    try:
+        one: PyTree = jax.eval_shape(task.inputs, _with_batch(1, example))
+    except Exception as error:  # of a user's own code, most likely
+        raise InputError(
+            f"task: {type(task).__name__}.inputs failed on a batch of {', '.join(sorted(example))}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return one
 
 
-def _batch_shapes(
-    size: int, image_shape: tuple[int, ...], sharding: jax.sharding.Sharding
-) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-        "image": jax.ShapeDtypeStruct((size, *image_shape), "uint8", sharding=sharding),
-        "label": jax.ShapeDtypeStruct((size,), "int32", sharding=sharding),
-        "id": jax.ShapeDtypeStruct((size,), "int32", sharding=sharding),
-    }
+def _with_batch(size: int, example: PyTree, **options: Any) -> Any:
+    """Shapes of a batch of examples of these shapes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype, **options), example)
+
+
+def _batch_shapes(size: int, example: Mapping[str, Any], sharding: jax.sharding.Sharding) -> dict[str, Any]:
+    row = jax.ShapeDtypeStruct((size,), "int32", sharding=sharding)
+    return {**_with_batch(size, example, sharding=sharding), "id": row}
 
 
 def _checked_variables(
-    config: Config, mode: Mode, model: Model, source: Source, phases: tuple[Phase, ...]
+    config: Config, mode: Mode, model: Model, source: Source, inputs: PyTree, phases: tuple[Phase, ...]
 ) -> Variables:
     """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
-    image_shape = config.pixels.shape(source.image_shape)
-    variables = abstract_variables(model, image_shape)
-    check_model(config, mode, model, variables, source)
-    check_resolutions(model, variables, phases, image_shape[-1])
+    variables = abstract_variables(model, inputs)
+    check_model(config, mode, model, variables, source, inputs)
+    check_resolutions(model, variables, phases, inputs)
     multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
     return variables
 
 
-def _order(loss_fn: LossFn, variables: Variables, batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[int, ...]:
+def _order(loss_fn: LossFn, variables: Variables, batch: Mapping[str, Any]) -> tuple[tuple[int, ...], set[str]]:
+    """The order in which backward produces gradients, and the names of the metrics of the loss."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch["id"].shape[0]))
-    gradient = jax.grad(loss_fn, has_aux=True)
-    return backward_order(lambda *args: gradient(*args)[0], *variables, batch, keys)
+    names: set[str] = set()
+
+    def gradient(*args: Any) -> PyTree:
+        grads, result = jax.grad(loss_fn, has_aux=True)(*args)
+        names.update(result.metrics)
+        return grads
+
+    return backward_order(gradient, *variables, batch, keys), names
+
+
+def _check_metrics(task: Task, names: set[str]) -> None:
+    """Refuse metrics that would stand in the place of the trainer's own figures."""
+    if taken := sorted(name for name in names if name in TRAINER_FIGURES or name.endswith("_per_second")):
+        raise InputError(
+            f"task: {type(task).__name__} has metrics named {', '.join(taken)}, as the trainer's own figures are; give "
+            "them other names"
+        )
 
 
 def _make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState], dict[str, float]]:
-    """A function of a state: its loss and accuracy on all of `tests`, each example counted once."""
-    config, mesh, ensemble = experiment.config, experiment.mesh, experiment.config.ensemble.on
+    """A function of a state: the task's metrics on all of `tests`, each example counted once."""
+    config, mesh, task = experiment.config, experiment.mesh, experiment.config.task
     ranks = experiment.processes.cluster.mpi
-    step = (make_ensemble_eval_step if ensemble else make_eval_step)(experiment.model, config.pixels, mesh)
+    step = make_eval_step(experiment.model, task, mesh, config.ensemble.members if config.ensemble.on else None)
     across = [ranks.totals] if ranks else []
 
     def of_state(state: TrainState) -> dict[str, float]:
         batches = eval_batches(tests, batch_size=config.eval_batch_size, shard=experiment.processes.shard)
         params, stats = experiment.layout.evaluated(state)
         with closing(placed(batches, split_by_example(mesh))) as on_devices:
-            if ensemble:
-                return evaluate_ensemble(step, params, stats, on_devices, mesh)
-            return evaluate(step, params, stats, on_devices, mesh, *across)
+            return evaluate(step, task, params, stats, on_devices, *across)
 
     return of_state
 

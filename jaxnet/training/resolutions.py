@@ -53,15 +53,15 @@ def batch_shapes_at(shapes: Mapping[str, jax.ShapeDtypeStruct], size: int | None
     return {**shapes, "image": images.update(shape=(count, size, size, channels))}
 
 
-def check_resolutions(model: Model, variables: Variables, phases: tuple[Phase, ...], channels: int) -> None:
-    """Refuse a network whose parameters depend on the size of the images."""
+def check_resolutions(model: Model, variables: Variables, phases: tuple[Phase, ...], image: Any) -> None:
+    """Refuse a network whose parameters depend on the size of the images; `image` is the shape of one, as tested."""
     for _, size in phases:
         if size is None:
             continue
-        of_size = abstract_variables(model, (size, size, channels))
+        of_size = abstract_variables(model, image.update(shape=(1, size, size, image.shape[-1])))
         if [leaf.shape for leaf in jax.tree.leaves(of_size)] != [leaf.shape for leaf in jax.tree.leaves(variables)]:
             raise InputError(
-                f"resolutions: images of {size}x{size} give this network other parameters than those that it is "
+                f"task.resolutions: images of {size}x{size} give this network other parameters than those that it is "
                 "tested with; it takes a network that averages over all places before its dense layers, such as ResNet"
             )
 

@@ -122,7 +122,13 @@ class Run:
         return f"<Run {self.workdir}: {self.summary['steps']} steps, {self.summary['strategy']}{test}>"
 
 
-_COLUMNS = ("steps", "loss", "accuracy", "examples_per_second", "wire_bytes_per_step", "data_wait_fraction", "seconds")
+_COLUMNS = ("examples_per_second", "wire_bytes_per_step", "data_wait_fraction", "seconds")
+
+
+def _metrics(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The metrics of all runs; of runs from before there were tasks, loss and accuracy."""
+    names = [name for summary in summaries.values() for name in summary.get("metrics", ("loss", "accuracy"))]
+    return list(dict.fromkeys(names))
 
 
 class Comparison:
@@ -145,7 +151,7 @@ class Comparison:
         first = next(iter(self.summaries.values()))
         for label, summary in self.summaries.items():
             row: dict[str, Any] = {"run": label, "strategy": summary["strategy"]}
-            for name in _COLUMNS:
+            for name in ("steps", *_metrics(self.summaries), *_COLUMNS):
                 row[name] = summary.get(name)
                 if name in ("examples_per_second", "wire_bytes_per_step"):
                     row[f"{name} ratio"] = summary[name] / first[name] if first.get(name) else None
@@ -168,7 +174,7 @@ class Comparison:
         return as_table(rows)
 
     def figure(self) -> Any:
-        """The curves, as a matplotlib Figure: training loss and test accuracy, by step.
+        """The curves, as a matplotlib Figure: training loss, and the last of the task's metrics on the test, by step.
 
         Raises:
             InputError: matplotlib is not installed.
@@ -178,7 +184,8 @@ class Comparison:
         except ImportError:
             raise InputError("a figure needs matplotlib, which is not installed: pip install matplotlib") from None
         figure = Figure(figsize=(9, 3.2), layout="constrained")
-        for axes, (split, name) in zip(figure.subplots(1, 2), (("train", "loss"), ("test", "accuracy")), strict=True):
+        last = _metrics(self.summaries)[-1:] or ["loss"]
+        for axes, (split, name) in zip(figure.subplots(1, 2), (("train", "loss"), ("test", last[0])), strict=True):
             for label, lines in self.metrics.items():
                 curve = _curve(lines, split, name)
                 axes.plot(list(curve), list(curve.values()), label=label)

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 
-from jaxnet.data import Source
+from jaxnet.checkpoints.leaves import named_leaves
+from jaxnet.data import Source, example_shapes
 from jaxnet.ensembles import ensemble_summary
 from jaxnet.training.checkpointing import Start
 from jaxnet.training.loop import Outcome
+from jaxnet.training.observer import metrics_text, task_metrics
 from jaxnet.training.peers import PeerReport
 from jaxnet.training.plan import size_text
 from jaxnet.training.prepare import Experiment
@@ -45,13 +47,10 @@ def _opening(experiment: Experiment, tests: Source, step: CompiledStep, workdir:
     params = sum(leaf.size for leaf in jax.tree.leaves(experiment.variables.params))
     members = f", {config.ensemble.members} members" if config.ensemble.on else ""
     yield "jaxnet", version("jaxnet")
-    yield "model", f"{_name(config.model)}, {params:,} parameters{members}"
-    shape = "x".join(map(str, experiment.source.image_shape))
-    yield (
-        "data",
-        f"{_name(config.data)}, {experiment.source.num_examples:,} training and {tests.num_examples:,} test images of "
-        f"{shape}, {experiment.source.num_classes} classes",
-    )
+    yield "model", f"{_name(config.model)}, {params:,} parameters{members}, for {_name(config.task)}"
+    training, test = experiment.source.num_examples, tests.num_examples
+    examples = f"{training:,} training and {test:,} test examples: {_example(experiment.source)}"
+    yield "data", f"{_name(config.data)}, {examples}"
     yield "steps", f"{experiment.total_steps:,}, of {config.batch_size:,} examples: {config.epochs:g} epochs"
     rate = f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.schedule}"
     yield "optimizer", f"{config.optimizer.name}, {rate}, seed {config.seed}"
@@ -67,6 +66,14 @@ def _opening(experiment: Experiment, tests: Source, step: CompiledStep, workdir:
     processes = experiment.processes.cluster.process_count
     yield "devices", f"{count} {jax.default_backend()} ({mesh}) in {processes} process{'es' * (processes > 1)}"
     yield "writes to", f"{workdir}"
+
+
+def _example(source: Source) -> str:
+    """What an example of a data set is, in words."""
+    if hasattr(source, "image_shape") and hasattr(source, "num_classes"):
+        return f"images of {'x'.join(map(str, source.image_shape))}, {source.num_classes} classes"
+    leaves = named_leaves(example_shapes(source)).items()
+    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves)
 
 
 def _name(value: Any) -> str:
@@ -85,8 +92,8 @@ def _ending(summary: Mapping[str, Any], workdir: Path) -> Iterator[tuple[str, st
         "steps",
         f"{summary['steps']:,}, {done}; {summary['seconds']:.1f} s, {summary['train_seconds']:.1f} s in steps",
     )
-    if (loss := summary.get("loss")) is not None:
-        yield "test", f"loss {loss:.4f}, accuracy {summary['accuracy']:.2%} on {summary['examples']:,} examples"
+    if tested := {name: summary[name] for name in summary["metrics"]}:
+        yield "test", f"{metrics_text(tested, ', ')} on {summary['examples']:,} examples"
     rate, waited = summary["examples_per_second"], summary["data_wait_fraction"]
     yield "speed", f"{rate:,.0f} examples a second, {waited:.1%} of the time waiting for data"
     yield "sent", f"{size_text(summary['wire_bytes_per_step'])} a step from the busiest device ({summary['strategy']})"
@@ -121,6 +128,7 @@ def summarize(
         "steps": outcome.step,
         "finished": outcome.step >= experiment.total_steps,
         **ensemble_summary(config.ensemble, config.optimizer, config.seed, outcome.evaluation),
+        "metrics": list(task_metrics(outcome.evaluation)),
         "strategy": experiment.strategy.label,
         "wire_bytes_per_step": experiment.plan.wire_bytes_per_step,
         "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnet.checkpoints import BEAT_SECONDS, Heartbeat, Lock
-from jaxnet.config.keys import default_values, differences, flatten
+from jaxnet.config.keys import default_values, differences, flatten, in_todays_keys
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
 from jaxnet.training.compile_cache import beside, compile_cache
@@ -48,7 +48,7 @@ def refuse_changes(saved: Path, config: Config, *, allowed: bool) -> None:
     """Stop if the workdir belongs to a run with another config, naming the keys; those it lacks had their defaults."""
     if allowed or not saved.exists():
         return
-    settings = read_settings(saved)
+    settings = in_todays_keys(read_settings(saved))
     settings.pop(EXPRESSION, None)
     changed = differences(settings, flatten(config), default_values(config))
     if changed:

@@ -130,7 +130,7 @@ def test_mean_and_std_are_kept_and_a_net_with_two_recipes_has_a_note(tmp_path, t
     assert "note" not in capsys.readouterr().out
     assert imported(path, out, "--mean", "0.5", "--std", "0.2,0.3,0.4") == 0
     assert read_variables(out)[1][-2:] == ([0.5], [0.2, 0.3, 0.4])
-    says(capsys.readouterr().out, ["note: predict and export", "pixels.mean=0.5 pixels.std=0.2,0.3,0.4"])
+    says(capsys.readouterr().out, ["note: predict and export", "task.pixels.mean=0.5 task.pixels.std=0.2,0.3,0.4"])
     monkeypatch.setitem(ZOO, "vit_tiny", ZOO[NAME])
     assert imported(path, out, source="timm", model="vit_tiny") == 0
     says(capsys.readouterr().out, ["note: predict and export", "ImageNet's", "DeiT", "augreg", "--mean 0.5 --std 0.5"])

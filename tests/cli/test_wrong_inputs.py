@@ -63,7 +63,7 @@ OVERRIDES = {
     "warm-up": ("optimizer.warmup_steps=-1", "optimizer.warmup_steps=-1: wanted at least 0"),
     "weight decay": ("optimizer.weight_decay=-0.1", "optimizer.weight_decay=-0.1: wanted at least 0"),
     "clip": ("optimizer.clip_norm=0", "optimizer.clip_norm=0.0: wanted a number above 0, or none"),
-    "smoothing": ("label_smoothing=1", "label_smoothing=1.0: wanted at least 0 and below 1"),
+    "smoothing": ("task.label_smoothing=1", "task.label_smoothing=1.0: wanted at least 0 and below 1"),
     "average": ("average_decay=1", "average_decay=1.0: wanted at least 0 and below 1"),
     "microbatches": ("microbatches=0", "microbatches=0: wanted at least 1"),
     "batch": ("batch_size=0", "batch_size=0: wanted at least 1"),
@@ -73,10 +73,10 @@ OVERRIDES = {
     "checkpoints": ("checkpoints.every_steps=0", "checkpoints.every_steps=0: wanted at least 1"),
     "kept checkpoints": ("checkpoints.keep=0", "checkpoints.keep=0: wanted at least 1"),
     "profile": ("profile.steps=-1", "profile.steps=-1: wanted at least 0"),
-    "shift": ("augmentation.shift=-1", "augmentation.shift=-1: wanted at least 0"),
+    "shift": ("task.augmentation.shift=-1", "task.augmentation.shift=-1: wanted at least 0"),
     "a number that no program counts to": (
-        "augmentation.shift=4294967296",
-        "augmentation.shift=4294967296: wanted at most 1000000000",
+        "task.augmentation.shift=4294967296",
+        "task.augmentation.shift=4294967296: wanted at most 1000000000",
     ),
     "the same in a tuple": (
         "model.widths=8,-4294967296",
@@ -85,7 +85,7 @@ OVERRIDES = {
     "a number of many digits": ("microbatches=1" + "0" * 99, "microbatches=an integer of 329 bits: wanted at most"),
     "negative seed": ("seed=-1", "seed=-1: wanted 0 to 4294967295"),
     "seed of more than 32 bits": ("seed=4294967296", "seed=4294967296: wanted 0 to 4294967295"),
-    "no deviation": ("pixels.std=0", "pixels.std=(0.0,): wanted numbers above 0"),
+    "no deviation": ("task.pixels.std=0", "task.pixels.std=(0.0,): wanted numbers above 0"),
     # the mesh
     "batch on 8 devices": (
         "batch_size=60",
@@ -128,10 +128,10 @@ OVERRIDES = {
     "drop all": ("model.dropout=1", "model.dropout=1: dropout must be at least 0 and below 1"),
     "too deep for the images": ("model.widths=4,4,4,4", "images of 8x8", "model.widths", "at most 3"),
     "norm axes": ("model.norm_axes=host", "model.norm_axes", "set batch_norm"),
-    "pixels of bytes": ("pixels.mean=127", "pixels.mean=(127.0,): wanted numbers of 0 to 1, as pixels are"),
+    "pixels of bytes": ("task.pixels.mean=127", "task.pixels.mean=(127.0,): wanted numbers of 0 to 1, as pixels are"),
     "pixels of two channels": (
-        "pixels.mean=0.3,0.3",
-        "pixels.mean=(0.3, 0.3): wanted one number, or one for each of the 1 channels",
+        "task.pixels.mean=0.3,0.3",
+        "task.pixels.mean=(0.3, 0.3): wanted one number, or one for each of the 1 channels",
     ),
 }
 

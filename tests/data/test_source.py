@@ -41,7 +41,7 @@ def test_what_goes_wrong_in_a_users_data_set_is_one_error_with_its_line():
     line = load.__code__.co_firstlineno + 1
     with pytest.raises(InputError, match=rf"data: Own.load\('test'\) failed in line {line} of .*py: KeyError: 'test'"):
         open_split(Own(load), "test")
-    with pytest.raises(InputError, match=r"gave a int without num_examples, num_classes, image_shape, rows: wanted"):
+    with pytest.raises(InputError, match=r"gave a int without num_examples, rows: wanted"):
         open_split(Own(load), "train")
     assert open_split(Own(Digits().load), "test").num_examples == 360
 

@@ -126,7 +126,7 @@ def test_the_config_beside_the_checkpoints_is_not_believed(copy):
         ("model.smooth", "yes", "model.smooth is 'yes', wanted true or false"),
         ("model.nothing", 1, "cannot be made again: .*nothing"),
         ("model.widths", [4] * 9, "the network cannot be built: images of 8x8 are too small"),
-        ("pixels", "os.environ", "its pixels is 'os.environ', which is not of jaxnet"),
+        ("task.pixels", "os.environ", "its task.pixels is 'os.environ', which is not of jaxnet"),
     ],
 )
 def test_settings_that_are_wrong_are_one_message(copy, key, value, words):
@@ -150,6 +150,17 @@ def test_inputs_that_are_none(copy):
     rewrite(copy, lambda about: about["extra"]["inputs"].update(image_shape=[8, "8"]))
     with pytest.raises(InputError, match=r"wanted \(height, width, channels\)"):
         load(copy)
+
+
+def test_a_run_from_before_there_were_tasks(copy, workdir):
+    def as_then(about):
+        settings = about["extra"]["config"]
+        del settings["task"]
+        for key in [key for key in settings if key.startswith("task.")]:
+            settings[key.removeprefix("task.")] = settings.pop(key)
+
+    rewrite(copy, as_then)
+    np.testing.assert_array_equal(load(copy)(TEST.image[:5]), load(workdir)(TEST.image[:5]))
 
 
 OWN = """
@@ -177,8 +188,10 @@ def test_a_model_of_ones_own_is_loaded_by_its_config(copy, workdir, tmp_path):
 
 def test_a_config_gives_classes_and_the_run_its_values(copy, workdir, tmp_path):
     """What an override of the command line changed is in the checkpoint, and not in the file."""
-    other = OWN.replace("hidden=16", "hidden=3").replace("config(),", "config(), pixels=Pixels((0.9,), (0.1,)),")
-    (tmp_path / "own.py").write_text("from jaxnet.tasks.classification import Pixels\n" + other)
+    other = OWN.replace("hidden=16", "hidden=3").replace(
+        "config(),", "config(), task=ImageClassification(Pixels((0.9,), (0.1,))),"
+    )
+    (tmp_path / "own.py").write_text("from jaxnet import ImageClassification, Pixels\n" + other)
     rewrite(copy, lambda about: about["extra"]["config"].update(model="config_own.Net"))
     given = load(copy, config=tmp_path / "own.py")
     np.testing.assert_array_equal(given(TEST.image[:5]), load(workdir)(TEST.image[:5]))

@@ -284,7 +284,8 @@ def test_devices_and_programs_do_not_take_each_others_messages():
 def hang():
     from mpi4py import MPI
 
-    print(f"rank {MPI.COMM_WORLD.rank} is up", flush=True)
+    sys.stdout.write(f"rank {MPI.COMM_WORLD.rank} is up\n")  # in one piece: mpirun mixes what ranks write
+    sys.stdout.flush()
     threading.Event().wait()
 
 

@@ -72,7 +72,7 @@ def test_evaluation_counts_every_example_once_every_way(run, way):
     """360 examples in global batches of 64, beside all of them in one batch on one device."""
     workdir = run(*way)
     state, images = arrays(workdir), Digits().load("test").rows(np.arange(360))
-    model, pixels = from_linen(get_config().model), get_config().pixels
+    model, pixels = from_linen(get_config().model), get_config().task.pixels
     logits, _ = model.apply(state["params"], state["stats"], pixels.normalize(images["image"]), train=False, keys=None)
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, images["label"]).mean()
     right = int((logits.argmax(-1) == images["label"]).sum())

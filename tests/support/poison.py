@@ -14,6 +14,7 @@ from jaxnet.parallel.state import first_state
 from jaxnet.tasks.classification import LossOutput
 
 IMAGE, CLASSES = (4, 4, 1), 3
+INPUTS = jax.ShapeDtypeStruct((1, *IMAGE), "float32")
 SIZE = 16
 
 
@@ -60,7 +61,9 @@ def setup(strategy="hierarchical", shape=(2, 2), dtype="float32", size=1.0, **op
     form = form_of(strategy, mesh, StepOptions(**{"mode": default, "average_decay": 0.9, **options}))
     optimizer = form.optimizer(optimizer)
     first = lambda: first_state(  # noqa: E731
-        *(model, optimizer, form.reducer(None), mesh, IMAGE, 0), averaged=True, scaled=dtype == "float16"
+        *(model, optimizer, form.reducer(None), mesh, INPUTS, 0),
+        averaged=True,
+        scaled=dtype == "float16",
     )
     layout = form.layout(jax.eval_shape(first), optimizer)
     return Setup(form.step(loss_of(model, size), optimizer, layout), layout.make(first), mesh, layout)

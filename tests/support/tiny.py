@@ -16,6 +16,7 @@ from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.classification import Pixels, classification_loss
 
 IMAGE = (8, 8, 1)
+INPUTS = jax.ShapeDtypeStruct((1, *IMAGE), "float32")
 CLASSES = 10
 
 
@@ -67,7 +68,7 @@ def setup(
     form = form_of(strategy, mesh, StepOptions(**{"mode": default, **options}))
     optimizer = form.optimizer(optimizer)
     first = lambda: first_state(  # noqa: E731
-        model, optimizer, form.reducer(None), mesh, IMAGE, 0, averaged="average_decay" in options
+        model, optimizer, form.reducer(None), mesh, INPUTS, 0, averaged="average_decay" in options
     )
     layout = form.layout(jax.eval_shape(first), optimizer)
     return Setup(form.step(loss_fn, optimizer, layout), layout.make(first), mesh, layout)

@@ -43,7 +43,7 @@ def plain_probabilities(config, workdir):
     like = abstract_state(experiment.layout.whole_shapes, mesh)
     params, stats = experiment.layout.evaluated(checkpoints.restore_latest(like).state)
     checkpoints.close()
-    images = config.pixels.normalize(TEST.image)
+    images = config.task.pixels.normalize(TEST.image)
     return np.asarray(jax.nn.softmax(experiment.model.apply(params, stats, images, train=False, keys=None)[0]))
 
 

@@ -9,9 +9,10 @@ import pytest
 from jaxnet import comm
 from jaxnet.config.check import check_fit, check_model
 from jaxnet.config.file import load_config
+from jaxnet.data import example_shapes
 from jaxnet.models import Heads, abstract_variables
 from jaxnet.optimizer import learning_rate
-from jaxnet.training.prepare import as_model
+from jaxnet.training.prepare import as_model, model_inputs
 from jaxnet.training.resolutions import check_resolutions, phases_of
 from support.programs import ROOT
 
@@ -51,14 +52,15 @@ def test_the_network_takes_the_images_and_gives_a_thousand_logits(config):
         source = Stand((size, size, 3))
         check_fit(config, mesh, source)
         model = as_model(config.model)
-        check_model(config, "shard_map", model, abstract_variables(model, source.image_shape), source)
+        inputs = model_inputs(config.task, example_shapes(source))
+        check_model(config, "shard_map", model, abstract_variables(model, inputs), source, inputs)
 
 
 def test_training_shapes_fit_every_size_and_heads_are_as_wide_as_logits(config):
     model, size = as_model(config.model), config.data.size
     images = jax.ShapeDtypeStruct((2, size, size, 3), "float32")
-    variables = abstract_variables(model, (size, size, 3))
-    check_resolutions(model, variables, phases_of(config.resolutions, 1000), 3)
+    variables = abstract_variables(model, images)
+    check_resolutions(model, variables, phases_of(config.task.resolutions, 1000), images)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
     forward = lambda *given: model.apply(*given[:3], train=True, keys=given[3])[0]  # noqa: E731
     outputs = jax.eval_shape(forward, *variables, images, keys)

@@ -265,7 +265,7 @@ class Deep(nn.Module):
 def test_the_steps_gathers_spread_over_forward_and_its_scatters_over_backward():
     model, strategy, mesh = from_linen(Deep()), comm.named_strategy("s_caffe_obr"), grid((2, 4))
     optimizer = optax.sgd(0.1)
-    whole = jax.eval_shape(functools.partial(first_state, model, optimizer, None, mesh, tiny.IMAGE, 0))
+    whole = jax.eval_shape(functools.partial(first_state, model, optimizer, None, mesh, tiny.INPUTS, 0))
     options = StepOptions(order=tuple(reversed(range(6))))
     # Without augmentation, which takes long enough for all gathers to be issued before the first layer.
     form = form_of(strategy, mesh, options)

@@ -19,8 +19,6 @@ from jaxnet.ensembles import (
     Ensemble,
     ensemble_summary,
     ensemble_table,
-    evaluate_ensemble,
-    make_ensemble_eval_step,
     member_of,
 )
 from jaxnet.errors import InputError
@@ -28,8 +26,8 @@ from jaxnet.models import CNN
 from jaxnet.models.layers import BatchNorm, ExampleDropout
 from jaxnet.optimizer import Optimizer
 from jaxnet.parallel.state import abstract_state
+from jaxnet.tasks import ImageClassification, evaluate, make_eval_step
 from jaxnet.tasks.augmentation import Augmentation
-from jaxnet.tasks.classification import evaluate, make_eval_step
 from jaxnet.training.prepare import prepare
 from support import tiny
 from support.checkpointing import assert_same_bits
@@ -64,7 +62,7 @@ def config_of(**changes):
         "batch_size": SIZE,
         "eval_batch_size": SIZE,
         "optimizer": Optimizer("adamw", 0.002, warmup_steps=3, clip_norm=0.5),
-        "augmentation": Augmentation(flip=True, shift=1),
+        "task": ImageClassification(augmentation=Augmentation(flip=True, shift=1)),
         "average_decay": 0.9,
         "bucket_bytes": 4096,
         "seed": 5,
@@ -170,18 +168,17 @@ def test_evaluation_is_exact_for_each_member_and_for_their_mean_prediction():
     params, stats = experiment.layout.evaluated(experiment.init())
     batches = [{**tiny.batch(index, SIZE), "weight": np.ones(SIZE, np.float32)} for index in range(2)]
     batches[1]["weight"][30:] = 0.0  # padding
-    ours = evaluate_ensemble(
-        make_ensemble_eval_step(experiment.model, config.pixels, mesh), params, stats, batches, mesh
-    )
+    task = config.task
+    ours = evaluate(make_eval_step(experiment.model, task, mesh, members=2), task, params, stats, batches)
     single, _ = prepared(alone(config, 0), (1, 2))
-    step = make_eval_step(single.model, config.pixels, mesh)
+    step = make_eval_step(single.model, task, mesh)
     for index in range(2):
-        wanted = evaluate(step, member_of(params, index), member_of(stats, index), batches, mesh)
+        wanted = evaluate(step, task, member_of(params, index), member_of(stats, index), batches)
         for name in ("loss", "accuracy"):
             assert ours[f"member_{index}/{name}"] == pytest.approx(wanted[name], rel=1e-5)
     probabilities, labels = [], []
     for batch in batches:
-        images, kept = config.pixels.normalize(batch["image"]), batch["weight"] > 0
+        images, kept = task.pixels.normalize(batch["image"]), batch["weight"] > 0
         logits, _ = experiment.model.apply(params, stats, images, train=False, keys=None)
         probabilities.append(np.asarray(jax.nn.softmax(logits)).mean(0)[kept])
         labels.append(batch["label"][kept])
@@ -189,7 +186,10 @@ def test_evaluation_is_exact_for_each_member_and_for_their_mean_prediction():
     assert ours["ensemble/accuracy"] == (mean.argmax(1) == right).mean()
     assert ours["ensemble/loss"] == pytest.approx(-np.log(mean[np.arange(len(right)), right]).mean(), rel=1e-5)
     assert ours["examples"] == len(right) == SIZE + 30
-    summary = ensemble_summary(config.ensemble, config.optimizer, config.seed, ours)
+    summary = {
+        **ensemble_summary(config.ensemble, config.optimizer, config.seed, ours),
+        "metrics": ["loss", "accuracy"],
+    }
     assert [row["seed"] for row in summary["members"]] == [5, 6]
     assert [row["learning_rate"] for row in summary["members"]] == [0.004, 0.001]
     assert len(ensemble_table(summary).splitlines()) == 5

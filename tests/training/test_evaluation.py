@@ -7,12 +7,12 @@ import pytest
 from jaxnet import comm
 from jaxnet.data import ArraySource, Shard, eval_batches, placed
 from jaxnet.models import CNN, from_linen
-from jaxnet.tasks.classification import Pixels, evaluate, make_eval_step
+from jaxnet.tasks import ImageClassification, Pixels, evaluate, make_eval_step
 
 draw = np.random.RandomState(0)
 SOURCE = ArraySource(draw.randint(0, 256, (37, 8, 8, 1)).astype(np.uint8), draw.randint(0, 10, 37).astype(np.int32), 10)
 MODEL = from_linen(CNN(10, widths=(4,), hidden=8))
-PIXELS = Pixels((0.4,), (0.3,))
+TASK = ImageClassification(Pixels((0.4,), (0.3,)))
 
 
 def plain():
@@ -34,7 +34,7 @@ def test_equals_the_plain_loop(shape, batch_size):
     params, stats = jax.device_put((params, stats), comm.replicated(mesh))
     batches = eval_batches(SOURCE, batch_size=batch_size, shard=Shard(0, 1))
     on_devices = placed(batches, comm.split_by_example(mesh))
-    result = evaluate(make_eval_step(MODEL, PIXELS, mesh), params, stats, on_devices, mesh)
+    result = evaluate(make_eval_step(MODEL, TASK, mesh), TASK, params, stats, on_devices)
     assert result["examples"] == 37
     assert result["accuracy"] == accuracy
     np.testing.assert_allclose(result["loss"], loss, rtol=1e-5)

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks import families as benchmark
 from jaxnet.config.check import check_config, check_model
-from jaxnet.data import Synthetic
+from jaxnet.data import Synthetic, example_shapes
 from jaxnet.models import ZOO, abstract_variables
-from jaxnet.training.prepare import as_model
+from jaxnet.training.prepare import as_model, model_inputs
 
 SOURCE = Synthetic((28, 28, 1), num_classes=10, num_train=64, num_test=16)
 ENDED = {"accuracy": 0.8, "loss": 0.5, "skipped_steps": 0, "rollbacks": 0}
@@ -20,7 +20,8 @@ def test_a_recipe_fits_its_network(model):
     config = benchmark.config_of(model, 64, 1.0)
     check_config(config)
     model, source = as_model(config.model), SOURCE.load("train")
-    check_model(config, "shard_map", model, abstract_variables(model, config.pixels.shape(source.image_shape)), source)
+    inputs = model_inputs(config.task, example_shapes(source))
+    check_model(config, "shard_map", model, abstract_variables(model, inputs), source, inputs)
 
 
 def test_every_kind_of_network_has_a_recipe():

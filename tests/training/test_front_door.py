@@ -226,6 +226,6 @@ def test_a_run_begins_and_ends_with_a_few_plain_lines(tmp_path, capsys):
         *("sends", "devices", "writes"),
         first[-1],
     ]
-    assert "1,437 training and 360 test images of 8x8x1, 10 classes" in lines[2]
+    assert "1,437 training and 360 test examples: images of 8x8x1, 10 classes" in lines[2]
     ends = [line.split()[0] for line in lines if line[:1] != " "][-6:]
     assert {"steps", "test", "speed", "sent", "written"} <= set(ends)

@@ -110,7 +110,8 @@ def losses(devices, strategy="hierarchical", mode="shard_map", microbatches=1):
     strategy, optimizer = comm.named_strategy(strategy), optax.sgd(0.1)
     loss_fn = classification_loss(LINEAR, Pixels(size=10), mix=Mixing(mixup=0.2, cutmix=1.0))
     form = form_of(strategy, mesh, StepOptions(mode, microbatches))
-    first = lambda: first_state(LINEAR, optimizer, form.reducer(None), mesh, (10, 10, 1), 0)  # noqa: E731
+    image = jax.ShapeDtypeStruct((1, 10, 10, 1), "float32")
+    first = lambda: first_state(LINEAR, optimizer, form.reducer(None), mesh, image, 0)  # noqa: E731
     layout = form.layout(jax.eval_shape(first), optimizer)
     step = form.step(loss_fn, optimizer, layout)
     return tiny.run(tiny.Setup(step, layout.make(first), mesh, layout), steps=3)[0]

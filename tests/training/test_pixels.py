@@ -11,7 +11,7 @@ from jaxnet import comm
 from jaxnet.data import ArraySource, Digits
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, ResNet
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.classification import ImageClassification, Pixels
 from jaxnet.tasks.mixing import Mixing
 from jaxnet.training.prepare import prepare
 from support.refusals import says
@@ -55,7 +55,7 @@ def test_a_network_too_deep_for_the_images_takes_them_resized():
     mesh, source = comm.make_mesh(1, jax.devices()[:2]), Digits().load("train")
     with pytest.raises(InputError, match="images of 8x8"):
         prepare(config_with(), mesh, source=source)
-    experiment = prepare(config_with(pixels=Pixels(size=16)), mesh, source=source)
+    experiment = prepare(config_with(task=ImageClassification(Pixels(size=16))), mesh, source=source)
     assert experiment.batch_shapes["image"].shape == (32, 8, 8, 1)  # as it travels to the device
     jax.eval_shape(experiment.step, experiment.layout.shapes, experiment.batch_shapes)
 
@@ -82,15 +82,19 @@ def test_test_images_that_the_network_cannot_take_are_refused_before_training():
     dense = CNN(10, widths=(4,), hidden=8)
     with pytest.raises(InputError) as error:
         prepared(dense)
-    says(str(error.value), ["data.size=12 and data.test_size=16: ", "images of 12x12x1", "test images of 16x16x1"])
+    says(str(error.value), ["data.size=12 and data.test_size=16: ", "examples of 12x12x1", "test examples of 16x16x1"])
     assert "\n" not in str(error.value)
-    prepared(dense, pixels=Pixels(size=12))
+    prepared(dense, task=ImageClassification(Pixels(size=12)))
     prepared(ResNet(10, (1, 1), block="basic", stem="small", channels=4))
 
 
 def test_pairs_are_refused_where_a_device_would_break_them():
     mesh, source = comm.make_mesh(1, jax.devices()[:8]), Digits().load("train")
-    config = dataclasses.replace(config_with(), model=CNN(10, widths=(4,)), mixing=Mixing(mixup=0.2), batch_size=24)
+    config = dataclasses.replace(config_with(), model=CNN(10, widths=(4,)), batch_size=24)
+    config = dataclasses.replace(config, task=ImageClassification(mixing=Mixing(mixup=0.2)))
     with pytest.raises(InputError) as error:
         prepare(config, mesh, source=source)
-    says(str(error.value), ["batch_size=24: wanted a multiple of 16, for 8 devices", "even number", "nearest: 32"])
+    says(
+        str(error.value),
+        ["batch_size=24: wanted a multiple of 16, for 8 devices", "each with groups of 2 examples", "nearest: 32"],
+    )

@@ -6,6 +6,7 @@ import pytest
 
 from jaxnet.config.check import endless_warmup, recipe_warnings
 from jaxnet.config.file import load_config
+from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from support.programs import ROOT
 from support.refusals import TINY, every, says
@@ -24,12 +25,12 @@ CASES = {
     "factor": ("optimizer.factor=0", "optimizer.factor=0.0: wanted a number above 0"),
     "reference batch": ("optimizer.reference_batch=0", "optimizer.reference_batch=0: wanted at least 1, or none"),
     "start of warm-up": ("optimizer.warmup_from=2", "optimizer.warmup_from=2.0: wanted 0 to 1"),
-    "mixup": ("mixing.mixup=-1", "mixing.mixup=-1.0: wanted at least 0"),
-    "probability": ("mixing.probability=2", "mixing.probability=2.0: wanted 0 to 1"),
-    "brightness": ("augmentation.brightness=1.5", "augmentation.brightness=1.5: wanted 0 to 1"),
-    "size": ("pixels.size=0", "pixels.size=0: wanted at least 1, or none"),
-    "resolutions in epochs": ("resolutions=0:128,6:160", "wanted (part of the run, size) from 0 on"),
-    "resolutions that are no pairs": ("resolutions=128", "each a number:an integer"),
+    "mixup": ("task.mixing.mixup=-1", "task.mixing.mixup=-1.0: wanted at least 0"),
+    "probability": ("task.mixing.probability=2", "task.mixing.probability=2.0: wanted 0 to 1"),
+    "brightness": ("task.augmentation.brightness=1.5", "task.augmentation.brightness=1.5: wanted 0 to 1"),
+    "size": ("task.pixels.size=0", "task.pixels.size=0: wanted at least 1, or none"),
+    "resolutions in epochs": ("task.resolutions=0:128,6:160", "wanted (part of the run, size) from 0 on"),
+    "resolutions that are no pairs": ("task.resolutions=128", "each a number:an integer"),
 }
 
 
@@ -62,17 +63,17 @@ def test_warmup_that_a_run_does_not_outlast_is_named(warmup, steps, key):
     [
         ("profile.steps=3 profile.start=45", "profile.start=45: the run has 45 steps, so nothing is traced"),
         ("profile.steps=3 profile.start=44", None),
-        ("augmentation.shift=8", "augmentation.shift=8: images of 8x8 may be left with nothing in them"),
-        ("augmentation.erase=100", "augmentation.erase=100: images of 8x8"),
-        ("augmentation.erase=7", None),
-        ("augmentation.saturation=0.5", "augmentation.saturation=0.5: grey images have none"),
-        ("mixing.cutmix_share=0.9 mixing.mixup=1", "mixing.cutmix_share=0.9: it counts where"),
-        ("mixing.cutmix_share=0.9 mixing.mixup=1 mixing.cutmix=1", None),
+        ("task.augmentation.shift=8", "task.augmentation.shift=8: images of 8x8 may be left with nothing in them"),
+        ("task.augmentation.erase=100", "task.augmentation.erase=100: images of 8x8"),
+        ("task.augmentation.erase=7", None),
+        ("task.augmentation.saturation=0.5", "task.augmentation.saturation=0.5: grey images have none"),
+        ("task.mixing.cutmix_share=0.9 task.mixing.mixup=1", "task.mixing.cutmix_share=0.9: it counts where"),
+        ("task.mixing.cutmix_share=0.9 task.mixing.mixup=1 task.mixing.cutmix=1", None),
     ],
 )
 def test_what_does_nothing_or_ruins_a_run_is_named(given, said):
     config = load_config(ROOT / "configs/digits.py", "optimizer.warmup_steps=0", *given.split())
-    lines = list(recipe_warnings(config, (8, 8, 1), 22.45, 45))
+    lines = list(recipe_warnings(config, Digits().load("train"), 22.45, 45))
     assert len(lines) == (said is not None)
     assert not lines or lines[0].startswith(said)
 

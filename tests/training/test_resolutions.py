@@ -16,12 +16,13 @@ from jaxnet.data import Shard, Synthetic, placed, train_batches
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.classification import ImageClassification, Pixels
 from jaxnet.training.prepare import prepare
 from jaxnet.training.resolutions import Phase, batches_in_phases, phases_of
 from support.runs import train
 
 SOURCE = Synthetic((8, 8, 1), num_classes=2, num_train=64, num_test=16).load("train")
+GROWING = ((0.0, 4), (0.5, 6))
 PHASES = (Phase(0, 4), Phase(3, 6), Phase(3, 7), Phase(5, 8))
 MESH = comm.make_mesh(1, jax.devices()[:2])
 SHARDING = comm.split_by_example(MESH)
@@ -92,7 +93,7 @@ def config_with(**changes):
         eval_batch_size=16,
         eval_every_epochs=2,
         optimizer=Optimizer(learning_rate=0.05),
-        resolutions=((0.0, 4), (0.5, 6)),
+        task=ImageClassification(resolutions=GROWING),
         checkpoints=Checkpoints(every_steps=1, keep=9),
         log=Log(every_steps=1, tensorboard=False),
     )
@@ -122,7 +123,7 @@ def test_a_run_compiles_each_size_ahead_and_continues_in_the_middle_of_one(tmp_p
 )
 def test_phases_that_cannot_be_are_refused(resolutions):
     with pytest.raises(InputError, match=r"wanted \(part of the run, size\) from 0 on"):
-        check_config(config_with(resolutions=resolutions))
+        check_config(config_with(task=ImageClassification(resolutions=resolutions)))
 
 
 def test_a_network_whose_parameters_follow_the_size_is_refused():
@@ -132,6 +133,8 @@ def test_a_network_whose_parameters_follow_the_size_is_refused():
 
 def test_evaluation_keeps_its_own_size_and_no_resolutions_are_one_phase():
     assert phases_of((), 10) == (Phase(0, None),)
-    experiment = prepare(config_with(pixels=Pixels(size=12)), MESH, source=SOURCE)
+    experiment = prepare(
+        config_with(task=ImageClassification(Pixels(size=12), resolutions=GROWING)), MESH, source=SOURCE
+    )
     assert experiment.phases == (Phase(0, 4), Phase(4, 6))
     assert experiment.batch_shapes["image"].shape == (16, 6, 6, 1)

@@ -1,0 +1,166 @@
+"""What a run minimizes, measures and reports: a `Task`, a value beside the model.
+
+A task of your own is a small class in your config:
+
+    class Ratings(Task):
+        def inputs(self, batch):
+            return batch["features"]
+
+        def measures(self, outputs, batch):
+            error = outputs[:, 0] - batch["rating"]
+            return {"loss": error**2, "mean_absolute_error": abs(error)}
+
+Everything is said of single examples: `measures` gives one value an example. So the trainer can take the mean over any
+number of devices, processes and microbatches, and an evaluation can count every example once.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxnet.errors import InputError
+from jaxnet.models import Model
+
+PyTree = Any
+Batch = dict[str, Any]  # arrays whose first dim is the example; 'id' is the row in the data set
+Measures = dict[str, jax.Array]
+Values = dict[str, float]
+
+WEIGHT = "weight"
+"""The metric in which a loss with weights gives their mean; the step divides by it, and it is not reported."""
+
+
+class LossOutput(NamedTuple):
+    """What a loss function returns beside the loss: new running averages, and metrics, means over the examples."""
+
+    stats: PyTree
+    metrics: dict[str, jax.Array]
+
+
+class LossFn(Protocol):
+    """`loss(params, stats, batch, keys) -> (loss, LossOutput)`: a mean over the examples of `batch`.
+
+    `keys` holds one random key per example. Examples must not influence each other, except through BatchNorm and within
+    the pairs of `Mixing`: then the mean of the devices' losses is the loss of the global batch.
+
+    Where examples have weights, loss and metrics are means of weight times value, and the metric `WEIGHT` is the mean
+    weight: the step divides by its mean over all devices and microbatches, so that every unit of weight counts alike
+    wherever it lies.
+    """
+
+    def __call__(
+        self, params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array, /
+    ) -> tuple[jax.Array, LossOutput]: ...
+
+
+class Task:
+    """What a run minimizes, measures and reports. A subclass says `inputs` and `measures`; the rest has defaults.
+
+    The fields of a frozen dataclass are keys of the config: `task.label_smoothing=0.1`.
+
+    Attributes:
+        best: the metric by which the best state of a run is chosen.
+        best_mode: 'min' if less of it is better, 'max' if more is.
+        resolutions: of images that grow during a run; see `ImageClassification`.
+    """
+
+    best: ClassVar[str] = "loss"
+    best_mode: ClassVar[Literal["min", "max"]] = "min"
+    resolutions: tuple[tuple[float, int], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @property
+    def group(self) -> int:
+        """How many neighbours in a batch are taken together; each device gets a multiple of it."""
+        return 1
+
+    # ---- What a task has to say ----------------------------------------------------------------------------
+
+    def inputs(self, batch: Batch) -> PyTree:
+        """What the model is called with: an array, a tuple of positional arguments, or a dict of named ones."""
+        raise NotImplementedError(f"{type(self).__name__} has no inputs(self, batch): what the model is called with")
+
+    def measures(self, outputs: PyTree, batch: Batch) -> Measures:
+        """One value an example, [batch], for each metric; the mean of 'loss' is minimized."""
+        raise NotImplementedError(f"{type(self).__name__} has no measures(self, outputs, batch): values [batch]")
+
+    # ---- What it may say -----------------------------------------------------------------------------------
+
+    def weights(self, batch: Batch) -> jax.Array | None:
+        """How much each example counts, [batch], such as its number of tokens; None: all the same."""
+        del batch
+        return None
+
+    def augmented(self, batch: Batch, keys: jax.Array) -> Batch:
+        """A training batch with random changes, by one key an example, [batch]."""
+        del keys
+        return batch
+
+    def reported(self, means: Mapping[str, float]) -> Values:
+        """The metrics that are shown, of means over examples: the place for those that are no means themselves."""
+        return dict(means)
+
+    def units(self, shapes: Mapping[str, Any]) -> dict[str, int]:
+        """What an example consists of, such as {'tokens': 256}, to report as `tokens_per_second`; by its shapes."""
+        del shapes
+        return {}
+
+    def combined(self, outputs: PyTree) -> PyTree | None:
+        """The prediction of an ensemble, of outputs that lead with [members]; None: it has none."""
+        del outputs
+        return None
+
+    def check_data(self, source: Any) -> None:
+        """Raise InputError if this task cannot be learned from this data set."""
+
+    def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
+        """Raise InputError if it cannot be learned by this model.
+
+        `model` is the config's; `outputs` are the shapes of what it gives for one example.
+        """
+
+    def warnings(self, source: Any) -> Iterator[str]:
+        """A line for each thing that was asked for and does nothing with this data set."""
+        del source
+        return iter(())
+
+    # ---- What the trainer calls ----------------------------------------------------------------------------
+
+    def loss(self, model: Model) -> LossFn:
+        """The loss that training minimizes."""
+
+        def loss_fn(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
+            batch = self.augmented(batch, keys)
+            outputs, stats = model.apply(params, stats, self.inputs(batch), train=True, keys=keys)
+            means = weighted_means(measured(self, outputs, batch, len(keys)), self.weights(batch))
+            return means["loss"], LossOutput(stats, means)
+
+        return loss_fn
+
+
+def measured(task: Task, outputs: PyTree, batch: Batch, examples: int) -> Measures:
+    """What a task measures of a batch of so many examples; InputError where that is not one value an example."""
+    found = task.measures(outputs, batch)
+    called, wanted = f"task: {type(task).__name__}.measures", f"one value an example, [{examples}]"
+    if not isinstance(found, dict) or "loss" not in found:
+        raise InputError(f"{called} gave no 'loss': wanted a dict with 'loss', {wanted}")
+    for name, values in found.items():
+        if (shape := getattr(values, "shape", ())) != (examples,):
+            raise InputError(f"{called} gave {name} of the shape {list(shape)}: wanted {wanted}")
+    return found
+
+
+def weighted_means(measures: Measures, weights: jax.Array | None) -> dict[str, jax.Array]:
+    """The mean of each measure times the weights, and under `WEIGHT` the mean weight; see `LossFn`.
+
+    >>> weighted_means({"loss": jnp.array([1.0, 3.0])}, jnp.array([3.0, 1.0]))
+    {'loss': Array(3., dtype=float32), 'weight': Array(2., dtype=float32)}
+    """
+    if weights is None:
+        return {name: values.mean() for name, values in measures.items()}
+    weights = weights.astype(jnp.float32)
+    return {name: (values * weights).mean() for name, values in measures.items()} | {WEIGHT: weights.mean()}

@@ -1,0 +1,245 @@
+"""A task of one's own: any arrays, any metrics, weights; the same on every mesh and under every form of the step."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnet import comm
+from jaxnet.config.run import Checkpoints, Config, Log
+from jaxnet.errors import InputError
+from jaxnet.optimizer import Optimizer
+from jaxnet.tasks import Task
+from jaxnet.training.prepare import prepare
+from jaxnet.training.trainer import train
+
+LENGTH, WORDS = 6, 5
+
+
+class Texts:
+    """Sequences of different lengths, filled up with 0; the first 3 of 4 are short."""
+
+    def __init__(self, num_examples, seed):
+        draw = np.random.RandomState(seed)
+        self.num_examples = num_examples
+        self._words = draw.randint(1, WORDS, (num_examples, LENGTH)).astype(np.int32)
+        self._words[np.arange(LENGTH) >= np.where(np.arange(num_examples) % 4, 2, LENGTH)[:, None]] = 0
+        self._about = {"score": self._words.sum(1).astype(np.float32), "day": np.arange(num_examples, dtype=np.int16)}
+
+    def rows(self, indices):
+        return {"words": self._words[indices], "about": {name: of[indices] for name, of in self._about.items()}}
+
+
+@dataclass(frozen=True)
+class Letters:
+    def load(self, split):
+        return Texts(*((96, 0) if split == "train" else (21, 1)))
+
+
+class Net(nn.Module):
+    """As its author wrote it: two inputs, dropout, and nothing of jaxnet."""
+
+    @nn.compact
+    def __call__(self, words, day, train):
+        x = nn.Embed(WORDS, 8)(words) + nn.Dense(8)(day[:, None, None] / 100)
+        x = nn.Dropout(0.2, deterministic=not train)(nn.tanh(x))
+        return nn.Dense(WORDS)(x), nn.Dense(1)(x.mean(1))[:, 0]
+
+
+@dataclass(frozen=True)
+class TwoLosses(Task):
+    """Each word from its embedding, every word counting alike, and the score of the sequence beside."""
+
+    share: float = 0.1
+
+    def inputs(self, batch):
+        return batch["words"], batch["about"]["day"].astype(jnp.float32)
+
+    def measures(self, outputs, batch):
+        logits, score = outputs
+        known = (batch["words"] > 0).astype(jnp.float32)
+        log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["words"][..., None], -1)[..., 0]
+        words = -(log_probs * known).sum(1) / known.sum(1)
+        score = (score - batch["about"]["score"]) ** 2
+        return {"loss": words + self.share * score, "words": words, "score": score}
+
+    def weights(self, batch):
+        return (batch["words"] > 0).sum(1)
+
+    def reported(self, means):
+        return {**means, "perplexity": math.exp(means["words"])}
+
+    def units(self, shapes):
+        return {"words": shapes["words"].shape[0]}
+
+
+def config(**changes):
+    return Config(
+        model=Net(),
+        data=Letters(),
+        task=TwoLosses(),
+        epochs=1,
+        batch_size=16,
+        eval_batch_size=16,
+        optimizer=Optimizer("sgd", learning_rate=0.05),
+        checkpoints=Checkpoints(every_steps=100),
+        log=Log(every_steps=1, tensorboard=False),
+        **changes,
+    )
+
+
+def losses(config, shape):
+    """The metrics of the first steps on a mesh of this shape, and of an evaluation after them."""
+    mesh = comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
+    experiment = prepare(config, mesh)
+    state, batches, curve = experiment.init(), experiment.batches(), []
+    for _ in range(4):
+        state, metrics = experiment.step(state, next(batches))
+        curve.append([float(metrics[name]) for name in ("loss", "words", "score")])
+    batches.close()
+    return np.array(curve), experiment.evaluate(state)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return losses(config(), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ((1, 8), {}),
+        ((2, 4), {"strategy": "ddp"}),
+        ((2, 2), {"strategy": "zero", "microbatches": 2}),
+        ((2, 2), {"strategy": "xla", "microbatches": 2}),
+        ((1, 4), {"strategy": "flat", "mode": "pmap"}),
+        ((1, 1), {"microbatches": 4}),
+    ],
+    ids=str,
+)
+def test_every_word_counts_alike_wherever_it_lies(shape, changes, alone):
+    """Short sequences lie three to one beside long ones, so a mean over means would be another number."""
+    curve, evaluation = losses(config(**changes), shape)
+    np.testing.assert_allclose(curve, alone[0], rtol=1e-5)
+    assert evaluation == pytest.approx(alone[1], rel=1e-5)
+
+
+def test_metrics_are_those_of_a_plain_loop():
+    experiment = prepare(config(), comm.make_mesh(1, jax.devices()[:2]))
+    state = experiment.init()
+    found = experiment.evaluate(state)
+    rows = Letters().load("test").rows(np.arange(21))
+    task, params = TwoLosses(), jax.device_get(state.params)
+    outputs = Net().apply({"params": params}, *task.inputs(rows), train=False)
+    values = {name: np.asarray(of, np.float64) for name, of in task.measures(outputs, rows).items()}
+    weights = np.asarray(task.weights(rows), np.float64)
+    means = {name: (of * weights).sum() / weights.sum() for name, of in values.items()}
+    assert found == pytest.approx({**means, "perplexity": math.exp(means["words"]), "examples": 21}, rel=1e-5)
+
+
+def test_the_plan_holds_the_metrics_and_the_weight():
+    experiment = prepare(config(strategy="flat"), comm.make_mesh(2, jax.devices()))
+    assert experiment.plan.verified().check.ok
+    assert experiment.plan.verified().check.extra == ()
+
+
+def test_a_run_reports_what_the_task_says(tmp_path, capsys):
+    run = train(config(), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if line["split"] == "train")
+    assert first["perplexity"] == pytest.approx(math.exp(first["words"]))
+    assert first["words_per_second"] == pytest.approx(LENGTH * first["examples_per_second"])
+    assert "weight" not in first
+    assert run.summary["metrics"] == ["loss", "score", "words", "perplexity"]
+    printed = capsys.readouterr().out
+    assert "about/day int16[]" in printed
+    assert "perplexity" in printed
+
+
+def test_the_best_state_is_chosen_by_the_tasks_metric(tmp_path):
+    """Less loss is better, where accuracy is better if there is more of it."""
+    every = Checkpoints(every_steps=100, keep=1)
+    overshooting = Optimizer("adamw", learning_rate=0.5, schedule="constant")
+    train(replace(config(), epochs=8, checkpoints=every, optimizer=overshooting), tmp_path, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    tested = {line["step"]: line["loss"] for line in lines if line["split"] == "test"}
+    kept = {int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()}
+    best = min(tested, key=tested.__getitem__)
+    assert best < max(tested), tested
+    assert kept == {best, max(tested)}
+
+
+# ---- What cannot be is refused before the first step -------------------------------------------------------
+
+
+class Bad(Texts):
+    given: object = None
+
+    def rows(self, indices):
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([1, 2], "rows gave a list: wanted a dict of arrays by name"),
+        ({"id": np.zeros((1, 2))}, "rows gave id, a name of jaxnet's own"),
+        ({"x": np.zeros((2, 3), np.float32)}, r"gave float32\[2, 3\] as x of one example"),
+        ({"x": {"y": np.zeros((1, 3))}}, r"gave float64\[1, 3\] as x/y of one example: .* at most 32 bits"),
+        ({"x": 3}, "gave int as x of one example"),
+    ],
+)
+def test_rows_that_are_no_examples(rows, said):
+    source = Bad(4, 0)
+    source.given = rows
+    with pytest.raises(InputError, match=said):
+        prepare(config(), comm.make_mesh(1, jax.devices()[:1]), source=source)
+
+
+def test_pictures_are_asked_for_where_there_are_none():
+    with pytest.raises(InputError, match=r"no image_shape and no num_classes, which task=ImageClassification needs"):
+        prepare(Config(Net(), Letters(), 1, 16), comm.make_mesh(1, jax.devices()[:1]))
+
+
+def test_a_task_that_asks_for_what_the_data_has_not():
+    @dataclass(frozen=True)
+    class Asks(TwoLosses):
+        def inputs(self, batch):
+            return batch["letters"]
+
+    with pytest.raises(InputError, match=r"task: Asks.inputs failed on a batch of about, words: KeyError: 'letters'"):
+        prepare(replace(config(), task=Asks()), comm.make_mesh(1, jax.devices()[:1]))
+
+
+@pytest.mark.parametrize(
+    ("measures", "said"),
+    [
+        (lambda outputs, batch: {"error": outputs[1]}, "gave no 'loss': wanted a dict with 'loss'"),
+        (
+            lambda outputs, batch: {"loss": outputs[1].mean()},
+            r"gave loss of the shape \[\]: wanted one value",
+        ),
+        (lambda outputs, batch: {"loss": outputs[1], "all": outputs[0]}, r"gave all of the shape \[16, 6, 5\]: wanted"),
+        (
+            lambda outputs, batch: {"loss": outputs[1], "epoch": outputs[1]},
+            "has metrics named epoch, as the trainer",
+        ),
+    ],
+)
+def test_measures_that_are_not_one_value_an_example(measures, said):
+    class Measures(TwoLosses):
+        def measures(self, outputs, batch):
+            return measures(outputs, batch)
+
+    with pytest.raises(InputError, match=f"task: Measures.*{said}"):
+        prepare(replace(config(), task=Measures()), comm.make_mesh(1, jax.devices()[:1]))
+
+
+def test_a_task_that_is_none():
+    with pytest.raises(InputError, match=r"task is of type str: wanted a jaxnet.Task"):
+        prepare(replace(config(), task="classify"), comm.make_mesh(1, jax.devices()[:1]))
