@@ -31,7 +31,7 @@ from jaxnet.errors import InputError
 _SAVING = ".saving"
 _DELETING = ".deleting"
 _DAMAGED = "damaged"
-_TRIES = 20  # to empty a directory, 0.05 s apart
+_TRIES, _AWAY = 40, 6  # looks at a directory, 0.05 s apart, and how many in a row must not find it
 
 
 class Best(NamedTuple):
@@ -93,13 +93,14 @@ class CheckpointFiles:
     def discard(self, staged: Path) -> None:
         """Delete what a failed save wrote, as far as possible.
 
-        When one part of a write has failed, others may still be writing: a file may come while its directory is being
-        emptied.
+        When one part of a write has failed, others may still be writing, and make the directory anew: it has to stay away.
         """
+        away = 0
         for _ in range(_TRIES):
-            shutil.rmtree(staged, ignore_errors=True)
-            if not staged.exists():
+            away = away + 1 if not staged.exists() else 0
+            if away == _AWAY:
                 return
+            shutil.rmtree(staged, ignore_errors=True)
             time.sleep(0.05)
 
     def publish(self, staged: Path, step: int) -> None:
