@@ -93,7 +93,7 @@ class CheckpointFiles:
     def discard(self, staged: Path) -> None:
         """Delete what a failed save wrote, as far as possible.
 
-        When one part of a write has failed, others may still be writing, and make the directory anew: it must stay away.
+        When one part of a write has failed, others may go on and make the directory anew: it must stay away.
         """
         away = 0
         for _ in range(_TRIES):
