@@ -118,7 +118,7 @@ def from_linen(module: nn.Module) -> Model:
     """
     if not callable(module):
         raise InputError(f"the model {type(module).__name__} has no __call__")
-    told = _flags(inspect.signature(module).parameters)
+    told = _how_told(inspect.signature(module).parameters)
 
     def init_fn(key: jax.Array, inputs: Inputs) -> Variables:
         arguments, named = _arguments(module, inputs, **told.flags(train=False))
@@ -156,7 +156,7 @@ class _Told(NamedTuple):
         return {} if self.name is None else {self.name: train != (self.name == _DOES_NOT)}
 
 
-def _flags(parameters: Mapping[str, inspect.Parameter]) -> _Told:
+def _how_told(parameters: Mapping[str, inspect.Parameter]) -> _Told:
     return _Told(next((name for name in (*_TRAINS, _DOES_NOT) if name in parameters), None), "keys" in parameters)
 
 
