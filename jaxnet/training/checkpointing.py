@@ -142,8 +142,7 @@ class Saver(Observer):
     ) -> None:
         self._experiment, self._checkpoints, self._guard, self._ledger = experiment, checkpoints, guard, ledger
         config = experiment.config
-        best = [config.task.best, config.task.best_mode]
-        self._constant = {"config": flatten(config), "best": best, **decoder(config)}
+        self._constant = {"config": flatten(config), **decoder(config)}
         if inputs is not None:
             self._constant["inputs"] = inputs.as_json()
 
