@@ -17,7 +17,7 @@ from jax import lax
 from jaxnet.limits import Count
 from jaxnet.models import Model, Variables
 from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
-from jaxnet.tasks.task import Batch, LossFn, LossOutput
+from jaxnet.tasks.task import Batch, LossFn, LossOutput, metric_text
 
 PyTree = Any
 
@@ -183,7 +183,9 @@ def ensemble_table(summary: Mapping[str, Any]) -> str:
     lines = ["  ".join([*head, *(f"{name:>{width}}" for name, width in zip(metrics, widths, strict=True))])]
 
     def line(name: Any, settings: str, values: Mapping[str, Any]) -> str:
-        cells = (f"{_figure(metric, values[metric]):>{width}}" for metric, width in zip(metrics, widths, strict=True))
+        cells = (
+            f"{metric_text(metric, values[metric]):>{width}}" for metric, width in zip(metrics, widths, strict=True)
+        )
         return "  ".join([f"{name:>8}  {settings:>35}", *cells])
 
     for row in rows:
@@ -193,7 +195,3 @@ def ensemble_table(summary: Mapping[str, Any]) -> str:
     if together := _under("ensemble/", summary):
         lines.append(line("ensemble", "", together))
     return "\n".join(lines)
-
-
-def _figure(metric: str, value: float) -> str:
-    return f"{value:.2%}" if metric.endswith("accuracy") else f"{value:.4f}"

@@ -142,6 +142,15 @@ class Task:
         return loss_fn
 
 
+def metric_text(name: str, value: float) -> str:
+    """A metric's value as it is printed; an accuracy in percent.
+
+    >>> metric_text("accuracy", 0.25), metric_text("loss", 0.5)
+    ('25.00%', '0.5000')
+    """
+    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+
+
 def measured(task: Task, outputs: PyTree, batch: Batch, examples: int) -> Measures:
     """What a task measures of a batch of so many examples; InputError where that is not one value an example."""
     found = task.measures(outputs, batch)

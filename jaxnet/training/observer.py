@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnet.parallel.state import TrainState
+from jaxnet.tasks.task import metric_text
 
 TRAINER_FIGURES = frozenset(
     [
@@ -35,7 +36,7 @@ def metrics_text(values: Mapping[str, Any], between: str = "  ") -> str:
     'loss 0.5000  accuracy 25.00%'
     """
     shown = task_metrics(values).items()
-    return between.join(f"{name} {value:{'.2%' if name.endswith('accuracy') else '.4f'}}" for name, value in shown)
+    return between.join(f"{name} {metric_text(name, value)}" for name, value in shown)
 
 
 class Dispatched(NamedTuple):
