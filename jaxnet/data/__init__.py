@@ -18,7 +18,7 @@ Sources, which hold the examples of one split:
 
 - `Dataset`, `Source`, `RandomSource`: the protocols; `open_split` and `example_shapes` check them.
 - `ArraySource`: in memory; `RecordSource`: on disk.
-- `Inputs`, `inputs_of`: what a network trained on a source takes and gives.
+- `Inputs`, `inputs_of`: what a network trained on a source takes and gives, if it `has_classes`.
 
 Batches:
 
@@ -49,6 +49,7 @@ from jaxnet.data.source import (
     RandomSource,
     Source,
     example_shapes,
+    has_classes,
     inputs_of,
     open_split,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "eval_batches",
     "example_ids",
     "example_shapes",
+    "has_classes",
     "inputs_of",
     "open_split",
     "permutation",

@@ -228,6 +228,11 @@ class Inputs:
             raise InputError(f"these are not the inputs of a network: {values!r:.200}") from error
 
 
+def has_classes(source: Any) -> bool:
+    """Whether a source is one of images in classes; see `Source`."""
+    return hasattr(source, "image_shape") and hasattr(source, "num_classes")
+
+
 def inputs_of(source: Any) -> Inputs:
     """Return the inputs of a network that is tested on `source`: images in classes, perhaps with `class_names`.
 

@@ -13,7 +13,7 @@ from typing import Any
 from jaxnet.config.check import recipe_warnings
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
-from jaxnet.data import Inputs, Source, inputs_of
+from jaxnet.data import has_classes, inputs_of
 from jaxnet.ensembles import ensemble_table
 from jaxnet.errors import say
 from jaxnet.report.goodput import ending_text
@@ -102,7 +102,9 @@ def train(
         peers = Peers(processes.cluster, source, ledger, display.say)
         gathered = [ranks.all_gather_object] if ranks else []
         guard = Recovery(config.guard, experiment, checkpoints, begins.guard, display.say, *gathered)
-        saver = Saver(experiment, checkpoints, _inputs(tests), lambda: guard.past, ledger)
+        saver = Saver(
+            experiment, checkpoints, inputs_of(tests) if has_classes(tests) else None, lambda: guard.past, ledger
+        )
         profile = ProfileWindow(config.profile, workdir, processes.shard.index)
         watching: list[Observer] = [profile, display, watchdog, ledger, peers, saver, *observers]
         if primary:
@@ -145,8 +147,3 @@ def train(
             table, goodput = ensemble_table(summary), ending_text(account) if account else ""
             say("\n".join(text for text in (last_screen(summary, workdir), goodput, table) if text), sys.stdout)
         return Run(config, workdir, summary, experiment, outcome.state, step.check)
-
-
-def _inputs(tests: Source) -> Inputs | None:
-    """What is saved of the data set for later use, if it has images in classes."""
-    return inputs_of(tests) if hasattr(tests, "image_shape") and hasattr(tests, "num_classes") else None
