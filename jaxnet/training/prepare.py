@@ -76,6 +76,7 @@ class Experiment:
         total_steps: of the whole run.
         steps_per_epoch: batches in one pass, a fraction where they do not divide.
         phases: parts of the run, each with images of one size.
+        example: the shapes of one training example.
         batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
         layers: dense layers whose kernels are cut over the devices of a host.
     """
@@ -94,6 +95,7 @@ class Experiment:
     total_steps: int
     steps_per_epoch: float
     phases: tuple[Phase, ...]
+    example: dict[str, Any]
     batch_shapes: dict[str, jax.ShapeDtypeStruct]
     layers: tuple[ShardedDense, ...]
     _make_first: Callable[..., TrainState]
@@ -154,10 +156,10 @@ class Experiment:
         """The task's metrics on the test split: every example counts once, on any number of devices."""
         return self._evaluate(state)
 
-    @functools.cached_property
+    @property
     def units(self) -> dict[str, int]:
         """What an example consists of, such as {'tokens': 256}."""
-        return self.config.task.units(example_shapes(self.source))
+        return self.config.task.units(self.example)
 
     @functools.cached_property
     def tests(self) -> Source:
@@ -167,7 +169,7 @@ class Experiment:
     def check_tests(self) -> None:
         """Refuse test examples that the network, which learns from training examples, cannot take."""
         config, model = self.config, as_model(self.config.model)
-        trained, tested = (model_inputs(config.task, example_shapes(split)) for split in (self.source, self.tests))
+        trained, tested = (model_inputs(config.task, of) for of in (self.example, example_shapes(self.tests)))
         check_tests(config, model, self._single_variables, trained, tested)
 
     @functools.cached_property
@@ -246,17 +248,10 @@ def prepare(
     )
     layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
     step = form.step(_step_loss(config, mode, layers), optimizer, layout)
-    traffic = Traffic(
-        metrics=len(metrics - {WEIGHT}),
-        weighted=WEIGHT in metrics,
-        averages=config.batch_norm != "global",
-        norms=functools.partial(_norms, config, mesh),
-        total_steps=total_steps,
-        examples=config.batch_size // mesh_size(mesh),
-    )
+    traffic = _traffic(config, mesh, metrics, total_steps)
     experiment = Experiment(
         *(config, processes, source, tests, model, optimizer, rate, form, layout, step, form.plan(layout, traffic)),
-        *(total_steps, steps_per_epoch, phases, batch_shapes, layers, make_first),
+        *(total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
     )
     if tests is not None:
         experiment.check_tests()
@@ -282,6 +277,18 @@ def _optimizer(
     if config.ensemble.on:
         optimizer = ensemble_optimizer(recipes, total_steps, shards)
     return form.optimizer(optimizer), learning_rate(recipes[0], total_steps)
+
+
+def _traffic(config: Config, mesh: Mesh, metrics: set[str], total_steps: int) -> Traffic:
+    """What a step sends besides gradients, with these metrics of its loss."""
+    return Traffic(
+        metrics=len(metrics - {WEIGHT}),
+        weighted=WEIGHT in metrics,
+        averages=config.batch_norm != "global",
+        norms=functools.partial(_norms, config, mesh),
+        total_steps=total_steps,
+        examples=config.batch_size // mesh_size(mesh),
+    )
 
 
 def _norms(config: Config, mesh: Mesh, shards: ShardedParams) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxnet.checkpoints.leaves import named_leaves
-from jaxnet.data import Source, example_shapes
+from jaxnet.data import Source, has_classes
 from jaxnet.ensembles import ensemble_summary
 from jaxnet.training.checkpointing import Start
 from jaxnet.training.loop import Outcome
@@ -49,7 +49,7 @@ def _opening(experiment: Experiment, tests: Source, step: CompiledStep, workdir:
     yield "jaxnet", version("jaxnet")
     yield "model", f"{_name(config.model)}, {params:,} parameters{members}, for {_name(config.task)}"
     training, test = experiment.source.num_examples, tests.num_examples
-    examples = f"{training:,} training and {test:,} test examples: {_example(experiment.source)}"
+    examples = f"{training:,} training and {test:,} test examples: {_example(experiment)}"
     yield "data", f"{_name(config.data)}, {examples}"
     yield "steps", f"{experiment.total_steps:,}, of {config.batch_size:,} examples: {config.epochs:g} epochs"
     rate = f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.schedule}"
@@ -68,11 +68,12 @@ def _opening(experiment: Experiment, tests: Source, step: CompiledStep, workdir:
     yield "writes to", f"{workdir}"
 
 
-def _example(source: Source) -> str:
-    """What an example of a data set is, in words."""
-    if hasattr(source, "image_shape") and hasattr(source, "num_classes"):
+def _example(experiment: Experiment) -> str:
+    """What an example of the data set is, in words."""
+    source: Any = experiment.source
+    if has_classes(source):
         return f"images of {'x'.join(map(str, source.image_shape))}, {source.num_classes} classes"
-    leaves = named_leaves(example_shapes(source)).items()
+    leaves = named_leaves(experiment.example).items()
     return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves)
 
 
