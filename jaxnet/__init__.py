@@ -15,6 +15,7 @@ load_config     the Config of a Python file, with key=value changes
 compare         several runs beside each other: a table and curves
 load            what was trained, as a function from images to probabilities
 Config          what a run is; Optimizer, Augmentation, ... are its parts
+Task            what is learned; ImageClassification, LanguageModel, Regression, ... are tasks
 Observer        sees every step and every line of metrics, and may stop a run
 comm            how gradients travel: reducers, strategies, plans; needs JAX alone
 data, models    data sets and networks
@@ -41,10 +42,14 @@ if TYPE_CHECKING:
     from jaxnet.inference import load as load
     from jaxnet.optimizer import Optimizer as Optimizer
     from jaxnet.tasks.augmentation import Augmentation as Augmentation
+    from jaxnet.tasks.classification import Classification as Classification
     from jaxnet.tasks.classification import ImageClassification as ImageClassification
     from jaxnet.tasks.classification import Pixels as Pixels
     from jaxnet.tasks.mixing import Mixing as Mixing
+    from jaxnet.tasks.regression import Regression as Regression
     from jaxnet.tasks.task import Task as Task
+    from jaxnet.tasks.text import LanguageModel as LanguageModel
+    from jaxnet.tasks.text import SequenceClassification as SequenceClassification
     from jaxnet.training.observer import Observer as Observer
     from jaxnet.training.prepare import Experiment as Experiment
     from jaxnet.training.prepare import prepare as prepare
@@ -59,7 +64,9 @@ _HOMES = {
     "Optimizer": "jaxnet.optimizer",
     "Augmentation": "jaxnet.tasks.augmentation",
     "Mixing": "jaxnet.tasks.mixing",
-    **dict.fromkeys(("ImageClassification", "Pixels"), "jaxnet.tasks.classification"),
+    **dict.fromkeys(("Classification", "ImageClassification", "Pixels"), "jaxnet.tasks.classification"),
+    "Regression": "jaxnet.tasks.regression",
+    **dict.fromkeys(("LanguageModel", "SequenceClassification"), "jaxnet.tasks.text"),
     "Task": "jaxnet.tasks.task",
     "Ensemble": "jaxnet.ensembles",
     "InputError": "jaxnet.errors",
@@ -75,6 +82,7 @@ __all__ = [
     *("train", "prepare", "load_config", "compare", "load"),
     *("Config", "Optimizer", "Ensemble"),
     *("Task", "ImageClassification", "Pixels", "Augmentation", "Mixing"),
+    *("Classification", "Regression", "SequenceClassification", "LanguageModel"),
     *("Checkpoints", "Log", "Profile", "Guard", "WatchdogLimits"),
     *("Run", "Experiment", "Observer", "InputError"),
     *("comm", "data", "models"),

@@ -9,10 +9,12 @@ the step is the whole state of the data.
 
 Data sets that a config names:
 
-- `Digits`, `Synthetic`: come with the package, no download.
+- `Digits`, `Diabetes`, `Synthetic`: come with the package, no download.
 - `FashionMNIST`: read from its IDX files, prepared once.
 - `TFDS`: anything that TensorFlow Datasets has prepared, with images of one size.
 - `Photos`, `ImageNet`: photos of any size, with the random crops of `TrainingView`.
+- `Text`, `PythonTopics`: text as bytes, in windows.
+- `Arrays`, `Items`: your own, as NumPy arrays by name or as anything with a length and items.
 
 Sources, which hold the examples of one split:
 
@@ -29,6 +31,7 @@ Batches:
 `jaxnet.data.prepare` makes ImageNet ready for TFDS without TensorFlow.
 """
 
+from jaxnet.data.arrays import Arrays, Items
 from jaxnet.data.batches import (
     Batch,
     DeviceBatch,
@@ -39,7 +42,7 @@ from jaxnet.data.batches import (
     placed,
     train_batches,
 )
-from jaxnet.data.builtin import Digits, Synthetic
+from jaxnet.data.builtin import Diabetes, Digits, Synthetic
 from jaxnet.data.fashion_mnist import FashionMNIST
 from jaxnet.data.photos import ImageNet, Photos, TrainingView
 from jaxnet.data.source import (
@@ -53,24 +56,31 @@ from jaxnet.data.source import (
     inputs_of,
     open_split,
 )
+from jaxnet.data.text import PythonTopics, Text, TextSource
 from jaxnet.data.tfds import TFDS, RecordSource
 
 __all__ = [
     "TFDS",
     "ArraySource",
+    "Arrays",
     "Batch",
     "Dataset",
     "DeviceBatch",
+    "Diabetes",
     "Digits",
     "FashionMNIST",
     "ImageNet",
     "Inputs",
+    "Items",
     "Photos",
+    "PythonTopics",
     "RandomSource",
     "RecordSource",
     "Shard",
     "Source",
     "Synthetic",
+    "Text",
+    "TextSource",
     "TrainingView",
     "eval_batches",
     "example_ids",

@@ -10,10 +10,10 @@ The boundary to training:
 Networks:
 
 - `CNN`, `Cifar10`, `AlexNet`, `AlexNet2012`, `NetworkInNetwork`, `VGG`, `GoogLeNet`, `InceptionV3`, `ResNet`, `LSTM`,
-  `ViT`: Flax Linen modules, one file each.
+  `ViT`, of images, and `Transformer`, `TextLSTM`, of tokens: Flax Linen modules, one file each.
 - `ZOO`: an `Entry` for each network that the command line knows by name.
 
-`layers`, `convolution`, `pooling` and `inception` hold what they share.
+`layers`, `attention`, `convolution`, `pooling` and `inception` hold what they share.
 """
 
 from jaxnet.models.alexnet import AlexNet, AlexNet2012
@@ -22,10 +22,11 @@ from jaxnet.models.compile_options import inference_options, network_options, on
 from jaxnet.models.example_key import example_key
 from jaxnet.models.googlenet import GoogLeNet
 from jaxnet.models.inception_v3 import InceptionV3
-from jaxnet.models.lstm import LSTM
+from jaxnet.models.lstm import LSTM, TextLSTM
 from jaxnet.models.model import Heads, Model, Variables, abstract_variables, from_linen, from_nnx
 from jaxnet.models.nin import NetworkInNetwork
 from jaxnet.models.resnet import ResNet
+from jaxnet.models.transformer import Transformer
 from jaxnet.models.vgg import VGG
 from jaxnet.models.vit import ViT
 from jaxnet.models.zoo import ZOO, Entry
@@ -45,6 +46,8 @@ __all__ = [
     "Model",
     "NetworkInNetwork",
     "ResNet",
+    "TextLSTM",
+    "Transformer",
     "Variables",
     "ViT",
     "abstract_variables",

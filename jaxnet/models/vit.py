@@ -1,6 +1,5 @@
 """Vision transformers (Dosovitskiy et al., 2021) of the sizes of DeiT (Touvron et al., 2021), named as in timm."""
 
-from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -8,12 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnet.errors import InputError
+from jaxnet.models.attention import Block, Dense, LayerNorm, start
 from jaxnet.models.convolution import Convolution
 from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, scaled
-
-start = nn.initializers.truncated_normal(0.02)
-Dense = partial(nn.Dense, kernel_init=start)
-LayerNorm = partial(nn.LayerNorm, epsilon=1e-6)
 
 
 class ViT(nn.Module):
@@ -107,68 +103,6 @@ class PatchEmbedding(nn.Module):
         lecun = nn.initializers.lecun_normal()
         x = Convolution(self.dim, size, self.patch, "VALID", dtype=self.dtype, kernel_init=lecun, name="proj")(images)
         return x.reshape(batch, -1, self.dim)
-
-
-class Block(nn.Module):
-    """Attention, then two dense layers; each reads a normalized input and adds its output to it (pre-norm)."""
-
-    heads: int
-    dropout: float
-    dtype: Dtype
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """Map [batch, tokens, dim] to the same shape."""
-        random: dict[str, Any] = {"train": train, "keys": keys}
-        y = LayerNorm(dtype=self.dtype, name="norm1")(x)
-        x = x + Attention(self.heads, self.dropout, self.dtype, name="attn")(y, **random)
-        y = LayerNorm(dtype=self.dtype, name="norm2")(x)
-        return x + Mlp(self.dropout, self.dtype, name="mlp")(y, **random)
-
-
-class Attention(nn.Module):
-    """Softmax attention of every token to every token, in several heads."""
-
-    heads: int
-    dropout: float
-    dtype: Dtype
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """Map [batch, tokens, dim] to the same shape."""
-        dim = x.shape[-1]
-        qkv = Dense(3 * dim, dtype=self.dtype, name="qkv")(x).reshape(*x.shape[:2], 3, self.heads, dim // self.heads)
-        query, key, value = (qkv[:, :, index] for index in range(3))
-        # Scale before the product, which could overflow in float16.
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query * (dim // self.heads) ** -0.5, key)
-        weights = nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
-        y = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
-        y = Dense(dim, dtype=self.dtype, name="proj")(y)
-        return ExampleDropout(self.dropout)(y, train=train, keys=keys)
-
-
-class Mlp(nn.Module):
-    """Two dense layers, with GELU between them; the hidden one has four times the units."""
-
-    dropout: float
-    dtype: Dtype
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool, keys: jax.Array | None) -> jax.Array:
-        """Map [..., dim] to the same shape."""
-        y = gelu(Dense(4 * x.shape[-1], dtype=self.dtype, name="fc1")(x))
-        y = ExampleDropout(self.dropout)(y, train=train, keys=keys)
-        y = Dense(x.shape[-1], dtype=self.dtype, name="fc2")(y)
-        return ExampleDropout(self.dropout)(y, train=train, keys=keys)
-
-
-def gelu(x: jax.Array) -> jax.Array:
-    """Return the exact GELU to 1e-6, by Abramowitz and Stegun 7.1.26: JAX 0.12 cannot trace erf in shard_map."""
-    z = jnp.abs(x.astype(jnp.float32)) * 0.5**0.5
-    t = 1 / (1 + 0.3275911 * z)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    tail = 0.5 * series * jnp.exp(-z * z)
-    return x * jnp.where(x > 0, 1 - tail, tail).astype(x.dtype)
 
 
 def vit_tiny(num_classes: int = 1000, **fields: Any) -> ViT:

@@ -1,4 +1,4 @@
-"""Classify images: softmax cross-entropy on normalized, augmented and mixed pixels, and accuracy."""
+"""Classify: softmax cross-entropy and accuracy, of any arrays, and of normalized, augmented and mixed images."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -60,11 +60,48 @@ class Pixels:
         return (values - mean.reshape(shape)) / std.reshape(shape)
 
 
-# ---- The task -------------------------------------------------------------------------------------------
+# ---- The tasks ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ImageClassification(Task):
+class Classification(Task):
+    """Classes of anything: batches with 'features', which the model is called with, and 'label', int32 [batch]."""
+
+    best: ClassVar[str] = "accuracy"
+    best_mode: ClassVar[Literal["min", "max"]] = "max"
+    needs: ClassVar[tuple[str, ...]] = ("features", "label")
+
+    def inputs(self, batch: Batch) -> PyTree:
+        """The features."""
+        return batch["features"]
+
+    def measures(self, outputs: PyTree, batch: Batch) -> Measures:
+        """Cross-entropy with the label, and whether the largest logit is that of the label."""
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+        return {"loss": losses, "accuracy": correct(outputs, batch["label"])}
+
+    def combined(self, outputs: jax.Array) -> jax.Array:
+        """The logarithm of the mean of the members' probabilities, of logits [members, batch, classes]."""
+        return mean_probability(outputs)
+
+    def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
+        """Refuse a model that gives no logits, or fewer than there are classes."""
+        shape: tuple[int, ...] = getattr(outputs, "shape", ())
+        if len(shape) != 2:
+            raise InputError(
+                f"the model gives {shape or type(outputs).__name__} for one example; wanted logits, [1, classes]"
+            )
+        classes: int = getattr(source, "num_classes", 1)  # a user's own source need not say
+        if shape[1] < classes:
+            width = "set model.num_classes=" if hasattr(model, "num_classes") else "make the width of its last layer "
+            raise InputError(
+                f"the model's logits for one example have the shape {shape}, but the data set has {classes} classes; "
+                f"{width}{classes}"
+            )
+
+
+@dataclass(frozen=True)
+class ImageClassification(Classification):
     """Classes of images: batches with 'image', uint8 [batch, height, width, channels], and 'label', int32 [batch].
 
     Attributes:
@@ -82,8 +119,7 @@ class ImageClassification(Task):
     resolutions: tuple[tuple[float, int], ...] = ()
     label_smoothing: BelowOne = 0.0
 
-    best: ClassVar[str] = "accuracy"
-    best_mode: ClassVar[Literal["min", "max"]] = "max"
+    needs: ClassVar[tuple[str, ...]] = ("image", "label")
 
     @property
     def group(self) -> int:
@@ -94,11 +130,6 @@ class ImageClassification(Task):
         """Normalized images."""
         return self.pixels.normalize(batch["image"])
 
-    def measures(self, outputs: PyTree, batch: Batch) -> Measures:
-        """Cross-entropy with the label, and whether the largest logit is that of the label."""
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
-        return {"loss": losses, "accuracy": correct(outputs, batch["label"])}
-
     def loss(self, model: Model) -> LossFn:
         """Cross-entropy with smoothed and mixed labels, of all heads."""
         # Images that grow during a run have their size when they come.
@@ -107,10 +138,6 @@ class ImageClassification(Task):
         return classification_loss(
             model, pixels, label_smoothing=self.label_smoothing, augment=self.augmentation, mix=mix
         )
-
-    def combined(self, outputs: jax.Array) -> jax.Array:
-        """The logarithm of the mean of the members' probabilities, of logits [members, batch, classes]."""
-        return jax.nn.logsumexp(jax.nn.log_softmax(outputs), axis=0) - jnp.log(len(outputs))
 
     def check_data(self, source: Any) -> None:
         """Refuse data without images and classes, and pixels with other channels."""
@@ -126,16 +153,6 @@ class ImageClassification(Task):
                 raise InputError(
                     f"task.{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
                 )
-
-    def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
-        """Refuse a model with fewer outputs than classes."""
-        shape: tuple[int, ...] = getattr(outputs, "shape", ())
-        if len(shape) != 2 or shape[1] < source.num_classes:
-            width = "set model.num_classes=" if hasattr(model, "num_classes") else "make the width of its last layer "
-            raise InputError(
-                f"the model's logits for one image have the shape {shape or outputs}, but the data set has "
-                f"{source.num_classes} classes; {width}{source.num_classes}"
-            )
 
     def warnings(self, source: Any) -> Iterator[str]:
         """Augmentation that leaves nothing of an image, or does nothing to it."""
@@ -205,3 +222,8 @@ def _mixture(target: jax.Array, share: jax.Array) -> jax.Array:
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return 1.0 where the largest logit is that of the label, else 0.0: float32 [batch]."""
     return (logits.argmax(-1) == labels).astype(jnp.float32)
+
+
+def mean_probability(logits: jax.Array) -> jax.Array:
+    """Return the logarithm of the mean of the probabilities that these logits say, over dim 0."""
+    return jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(len(logits))

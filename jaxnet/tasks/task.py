@@ -63,11 +63,13 @@ class Task:
     Attributes:
         best: the metric by which the best state of a run is chosen.
         best_mode: 'min' if less of it is better, 'max' if more is.
+        needs: names of the arrays that it reads of a batch, so that a data set without them is refused.
         resolutions: of images that grow during a run; see `ImageClassification`.
     """
 
     best: ClassVar[str] = "loss"
     best_mode: ClassVar[Literal["min", "max"]] = "min"
+    needs: ClassVar[tuple[str, ...]] = ()
     resolutions: tuple[tuple[float, int], ...] = ()
 
     def __repr__(self) -> str:
@@ -153,14 +155,25 @@ def metric_text(name: str, value: float) -> str:
 
 def measured(task: Task, outputs: PyTree, batch: Batch, examples: int) -> Measures:
     """What a task measures of a batch of so many examples; InputError where that is not one value an example."""
-    found = task.measures(outputs, batch)
     called, wanted = f"task: {type(task).__name__}.measures", f"one value an example, [{examples}]"
+    try:
+        found = task.measures(outputs, batch)
+    except Exception as error:  # most likely, the outputs are not of the shape that the task expects
+        of = f"outputs {_shapes(outputs)} and a batch of {_shapes(batch)}"
+        raise InputError(f"{called} failed on {of}: {type(error).__name__}: {error}") from error
     if not isinstance(found, dict) or "loss" not in found:
         raise InputError(f"{called} gave no 'loss': wanted a dict with 'loss', {wanted}")
     for name, values in found.items():
         if (shape := getattr(values, "shape", ())) != (examples,):
             raise InputError(f"{called} gave {name} of the shape {list(shape)}: wanted {wanted}")
     return found
+
+
+def _shapes(tree: PyTree) -> str:
+    named = jax.tree.leaves_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
+    shapes = [f"{leaf.dtype}{list(leaf.shape)}" for _, leaf in named]
+    return ", ".join(f"{name} {shape}".strip() for name, shape in zip(names, shapes, strict=True))
 
 
 def weighted_means(measures: Measures, weights: jax.Array | None) -> dict[str, jax.Array]:

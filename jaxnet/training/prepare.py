@@ -215,6 +215,7 @@ def prepare(
     phases = phases_of(config.task.resolutions, total_steps)
     config.task.check_data(source)
     example = example_shapes(source)
+    _check_needs(config.task, example)
     batch_shapes = _batch_shapes(config.batch_size // ranks, example, split_by_example(mesh))
     batch_shapes = batch_shapes_at(batch_shapes, phases[-1].size)
     inputs = model_inputs(config.task, example)
@@ -328,6 +329,15 @@ def model_inputs(task: Task, example: Mapping[str, Any]) -> PyTree:
             f"{type(error).__name__}: {error}"
         ) from error
     return one
+
+
+def _check_needs(task: Task, example: Mapping[str, Any]) -> None:
+    """Refuse data without the arrays that the task reads."""
+    if lacking := [name for name in task.needs if name not in example]:
+        raise InputError(
+            f"the data set has {', '.join(example)}, but no {' and no '.join(lacking)}, which "
+            f"task={type(task).__name__} needs; rename its arrays, or set another task"
+        )
 
 
 def _with_batch(size: int, example: PyTree, **options: Any) -> Any:

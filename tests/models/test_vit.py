@@ -7,7 +7,8 @@ import pytest
 
 from jaxnet.errors import InputError
 from jaxnet.models import ViT, from_linen
-from jaxnet.models.vit import Attention, PatchEmbedding, vit_small, vit_tiny
+from jaxnet.models.attention import Attention
+from jaxnet.models.vit import PatchEmbedding, vit_small, vit_tiny
 
 
 def shapes(module, side=224):

@@ -1,0 +1,77 @@
+"""Predict numbers: squared, absolute or Huber's error, and R2."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+
+from jaxnet.errors import InputError
+from jaxnet.limits import Positive
+from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """One or several numbers: batches with 'features', which the model is called with, and 'target', [batch(, n)].
+
+    The model learns the standardized target, `(target - mean) / std`, since networks begin near 0 and learn numbers
+    around 1 best. The loss is of that; errors are reported in the units of the target, and R2 of a single number an
+    example: `1 - mean((y - prediction)^2) / variance(y)`, as scikit-learn's `r2_score`.
+
+    Attributes:
+        mean: what is subtracted from the target, such as its mean over the training examples.
+        std: what it is divided by then.
+        error: 'squared', 'absolute', or 'huber': squared up to 1 standard deviation and linear beyond.
+    """
+
+    mean: float = 0.0
+    std: Positive = 1.0
+    error: Literal["squared", "absolute", "huber"] = "squared"
+
+    needs: ClassVar[tuple[str, ...]] = ("features", "target")
+
+    def inputs(self, batch: Batch) -> PyTree:
+        """The features."""
+        return batch["features"]
+
+    def measures(self, outputs: PyTree, batch: Batch) -> Measures:
+        """The loss, and the sums that errors and R2 are made of."""
+        target = (batch["target"].astype(jnp.float32) - self.mean) / self.std
+        single = target.ndim == 1
+        target = target.reshape(len(target), -1)
+        difference = outputs.reshape(target.shape) - target
+        absolute, squared = abs(difference), difference**2
+        losses = {
+            "squared": squared,
+            "absolute": absolute,
+            "huber": jnp.where(absolute < 1, 0.5 * squared, absolute - 0.5),
+        }
+        found = {"loss": losses[self.error], "absolute_error": absolute, "squared_error": squared}
+        if single:
+            found |= {"target": target, "squared_target": target**2}
+        return {name: values.mean(1) for name, values in found.items()}
+
+    def reported(self, means: Mapping[str, float]) -> Values:
+        """The loss, the mean absolute error, the root of the mean squared one and, of one number an example, R2."""
+        shown = {
+            "loss": means["loss"],
+            "mean_absolute_error": self.std * means["absolute_error"],
+            "root_mean_squared_error": self.std * math.sqrt(means["squared_error"]),
+        }
+        if "target" in means:
+            variance = means["squared_target"] - means["target"] ** 2
+            # Examples with one and the same target have no variance that could be explained.
+            shown["r2"] = 1 - means["squared_error"] / variance if variance > 0 else 0.0
+        return shown
+
+    def combined(self, outputs: PyTree) -> PyTree:
+        """The mean of the members' predictions."""
+        return outputs.mean(0)
+
+    def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
+        """Refuse a model that gives no array for an example."""
+        del model, source
+        if not hasattr(outputs, "shape"):
+            raise InputError(f"the model gives a {type(outputs).__name__}: wanted an array, [batch] or [batch, n]")
