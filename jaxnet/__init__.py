@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxnet.config.file import load_config as load_config
     from jaxnet.config.run import Checkpoints as Checkpoints
     from jaxnet.config.run import Config as Config
+    from jaxnet.config.run import EarlyStopping as EarlyStopping
     from jaxnet.config.run import Guard as Guard
     from jaxnet.config.run import Log as Log
     from jaxnet.config.run import Profile as Profile
@@ -60,7 +61,9 @@ if TYPE_CHECKING:
 # Imported when first used: `import jaxnet` alone imports neither JAX nor Flax.
 _HOMES = {
     "load_config": "jaxnet.config.file",
-    **dict.fromkeys(("Config", "Checkpoints", "Guard", "Log", "Profile", "WatchdogLimits"), "jaxnet.config.run"),
+    **dict.fromkeys(
+        ("Config", "Checkpoints", "EarlyStopping", "Guard", "Log", "Profile", "WatchdogLimits"), "jaxnet.config.run"
+    ),
     "Optimizer": "jaxnet.optimizer",
     "Augmentation": "jaxnet.tasks.augmentation",
     "Mixing": "jaxnet.tasks.mixing",
@@ -83,7 +86,7 @@ __all__ = [
     *("Config", "Optimizer", "Ensemble"),
     *("Task", "ImageClassification", "Pixels", "Augmentation", "Mixing"),
     *("Classification", "Regression", "SequenceClassification", "LanguageModel"),
-    *("Checkpoints", "Log", "Profile", "Guard", "WatchdogLimits"),
+    *("Checkpoints", "EarlyStopping", "Log", "Profile", "Guard", "WatchdogLimits"),
     *("Run", "Experiment", "Observer", "InputError"),
     *("comm", "data", "models"),
 ]

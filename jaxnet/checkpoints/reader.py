@@ -51,7 +51,8 @@ def find_checkpoint(root: Path, step: int | None = None, best: Best | None = Non
         step = files.best_step(best)
         if step is None:
             raise InputError(
-                f"no checkpoint in {root} has the metric {best.metric!r}; leave out the choice of the best"
+                f"no checkpoint in {root} has the metric {best.metric!r} of validation examples; train with "
+                "validation=0.1, or leave out the choice of the best"
             )
     found = files.survey() if step is None else files.examine(step)
     if found.step is None:

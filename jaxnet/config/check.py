@@ -105,6 +105,20 @@ def _check_resolutions(resolutions: tuple[tuple[float, int], ...]) -> None:
         )
 
 
+def check_validation(config: Config) -> None:
+    """Refuse to choose by the test examples, or by none."""
+    if config.validation in ("train", "test"):
+        raise InputError(
+            f"validation={config.validation}: wanted examples that are neither trained on nor tested with: the name of "
+            "another split, or a part of the training examples such as 0.1"
+        )
+    if config.early_stopping.patience is not None and config.validation is None:
+        raise InputError(
+            f"early_stopping.patience={config.early_stopping.patience} needs examples to judge by: set validation to a "
+            "part of the training examples, such as 0.1, or to the name of a split"
+        )
+
+
 _MOST_STEPS = 2**31  # the step is an int32
 
 
@@ -127,6 +141,7 @@ def check_config(config: Config) -> tuple[Strategy, Mode]:
     if axes := getattr(config.model, "norm_axes", ()):
         raise InputError(f"model.norm_axes={axes}: set batch_norm=local, host or global instead")
     check_recipe(config)
+    check_validation(config)
     strategy, mode = strategy_of(config)
     check_ensemble(config, strategy, mode)
     check_hybrid(config, strategy, mode)
@@ -238,7 +253,6 @@ def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> Non
     mixed = "" if group == 1 else f", each with groups of {group} examples"
     share = devices * config.microbatches * group
     _check_multiple("batch_size", config.batch_size, share, f"{devices} devices{parts}{mixed}")
-    _check_multiple("eval_batch_size", config.eval_batch_size, devices, f"{devices} devices")
     if config.mode == "pmap" and (mesh.shape[HOST] > 1 or jax.process_count() > 1):
         raise InputError(
             f"mode=pmap runs in one process, on a mesh of one host, but hosts={mesh.shape[HOST]}; "

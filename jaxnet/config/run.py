@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from jaxnet.comm import Strategy
 from jaxnet.ensembles import Ensemble
-from jaxnet.limits import BelowOne, Count, Limit, Positive, Seconds, Whole
+from jaxnet.limits import BelowOne, Count, Limit, NotNegative, Positive, Seconds, Whole
 from jaxnet.optimizer import Optimizer
 from jaxnet.tasks.classification import ImageClassification
 from jaxnet.tasks.task import Task
@@ -53,12 +53,26 @@ class WatchdogLimits:
 
 
 @dataclass(frozen=True)
+class EarlyStopping:
+    """When a run ends that gets no better on the validation examples.
+
+    Attributes:
+        patience: evaluations in a row that are not better than the best one, by the metric that the task calls its
+            best; none: the run goes on to its last step.
+        min_delta: by how much an evaluation must be better to count.
+    """
+
+    patience: Count | None = None
+    min_delta: NotNegative = 0.0
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """When the state is saved and what is kept.
 
     Attributes:
         every_steps: a checkpoint every so many steps; an evaluation, the last step and a stop signal save besides.
-        keep: how many of the newest to keep; the most accurate is kept besides.
+        keep: how many of the newest to keep; the best on the validation examples is kept besides.
     """
 
     every_steps: Count = 500
@@ -95,6 +109,13 @@ class Profile:
 
 # Whoever means megabytes would otherwise get a message for every few parameters, and wait for ever.
 _BucketBytes = Annotated[int, Limit("at least 1024 (these are bytes)", lambda value: value >= 1024)]
+_Validation = Annotated[
+    float | str | None,
+    Limit(
+        "a part of the training examples, above 0 and below 1, or the name of a split",
+        lambda value: isinstance(value, str) or 0 < value < 1,
+    ),
+]
 # JAX takes the lower 32 bits of a larger seed without a word.
 _Seed = Annotated[int, Limit(f"0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)]
 
@@ -109,8 +130,11 @@ class Config:
         task: what is minimized and measured, such as `ImageClassification`, or a `Task` of your own.
         epochs: passes over the training examples; the last one may be a fraction.
         batch_size: examples in a global batch, over all devices.
-        eval_batch_size: the same for evaluation.
-        eval_every_epochs: evaluate on the test split every so many epochs, and at the end.
+        validation: the examples by which the best state is chosen, and the end of a run that gets no better: a part of
+            the training examples, such as 0.1, which is then held back from training, or the name of a split of the
+            data set. None: nothing is chosen. The test split never chooses anything.
+        eval_batch_size: the same for evaluation, at most, rounded up to a multiple of the devices.
+        eval_every_epochs: evaluate on the validation and test examples every so many epochs, and at the end.
         optimizer: see `Optimizer`.
         average_decay: of the moving average of the parameters, which is then what is evaluated, with the running
             averages of BatchNorm; less at first, (1 + n) / (10 + n) after n steps. None: no average.
@@ -132,6 +156,7 @@ class Config:
         checkpoints: see `Checkpoints`.
         log: see `Log`.
         profile: see `Profile`.
+        early_stopping: when a run ends that gets no better; see `EarlyStopping`.
         guard: what is done about numbers that go wrong; see `Guard`.
         ensemble: several networks at once; see `Ensemble`.
         watchdog: when a run that hangs is ended; see `WatchdogLimits`.
@@ -144,6 +169,7 @@ class Config:
     epochs: Positive
     batch_size: Count
     task: Task = field(default_factory=ImageClassification)
+    validation: _Validation = None
     eval_batch_size: Count = 512
     eval_every_epochs: Positive = 1.0
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -161,6 +187,7 @@ class Config:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     log: Log = field(default_factory=Log)
     profile: Profile = field(default_factory=Profile)
+    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     guard: Guard = field(default_factory=Guard)
     ensemble: Ensemble = field(default_factory=Ensemble)
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)

@@ -19,7 +19,7 @@ Data sets that a config names:
 Sources, which hold the examples of one split:
 
 - `Dataset`, `Source`, `RandomSource`: the protocols; `open_split` and `example_shapes` check them.
-- `ArraySource`: in memory; `RecordSource`: on disk.
+- `ArraySource`: in memory; `RecordSource`: on disk; `hold_out`: some of the examples, and the others.
 - `Inputs`, `inputs_of`: what a network trained on a source takes and gives, if it `has_classes`.
 
 Batches:
@@ -44,6 +44,7 @@ from jaxnet.data.batches import (
 )
 from jaxnet.data.builtin import Diabetes, Digits, Synthetic
 from jaxnet.data.fashion_mnist import FashionMNIST
+from jaxnet.data.holdout import hold_out
 from jaxnet.data.photos import ImageNet, Photos, TrainingView
 from jaxnet.data.source import (
     ArraySource,
@@ -86,6 +87,7 @@ __all__ = [
     "example_ids",
     "example_shapes",
     "has_classes",
+    "hold_out",
     "inputs_of",
     "open_split",
     "permutation",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from PIL import Image
 
-from jaxnet.data.source import PILLOW_MODES, ArraySource, Source, require_labels, require_split, to_mode
+from jaxnet.data.source import PILLOW_MODES, ArraySource, Source, require_labels, to_mode
 from jaxnet.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -52,15 +52,14 @@ class TFDS:
     in_memory_bytes: int = 2**30
 
     def load(self, split: str) -> Source:
-        """Open the split 'train' or 'test'.
+        """Open 'train', 'test', or a split in TFDS's notation such as 'validation' or 'train[90%:]'.
 
         Raises:
             InputError: it is absent or has another form; the message says where it was looked for and how to get it.
         """
-        require_split(split)
         builder = find_builder(self.name, data_directory(self.data_dir))
         require_prepared(self.name, builder)
-        source = self._open(builder, self.train_split if split == "train" else self.test_split)
+        source = self._open(builder, {"train": self.train_split, "test": self.test_split}.get(split, split))
         size = source.num_examples * int(np.prod(source.image_shape))
         source.rows(np.arange(1))  # find missing or truncated files now, not in the middle of training
         return read_into_memory(source) if size <= self.in_memory_bytes else source

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from jaxnet.config.keys import flatten
 from jaxnet.data import Inputs
 from jaxnet.parallel.initial import initial_text
 from jaxnet.parallel.state import TrainState, abstract_state, first_comm, stored_scale
+from jaxnet.training.best import BestEvaluation
 from jaxnet.training.display import say_nothing, say_warning
 from jaxnet.training.guard import GuardState
 from jaxnet.training.ledger import Ledger
@@ -23,7 +24,8 @@ from jaxnet.training.prepare import Experiment
 from jaxnet.training.processes import ProcessGroup, decoder, other_decoder
 from jaxnet.training.workdir import Fence
 
-_OWES_EVALUATION = "owes_evaluation"  # in what is saved with a state
+_BEST = "best_evaluation"  # in what is saved with a state
+_OWES_EVALUATION = "owes_evaluation"  # likewise
 
 
 class Start(NamedTuple):
@@ -35,6 +37,7 @@ class Start(NamedTuple):
         guard: what the guard has counted in them.
         fresh: whether there was no checkpoint.
         owes_evaluation: whether that of the last step is still to be done, because a signal came with it.
+        best: what is saved of the best evaluation in them; None: there was none.
         weights: the line that says which weights it begins with, if they are not random.
     """
 
@@ -43,6 +46,7 @@ class Start(NamedTuple):
     guard: GuardState
     fresh: bool
     owes_evaluation: bool = False
+    best: dict[str, Any] | None = None
     weights: str = ""
 
 
@@ -74,7 +78,8 @@ def start(experiment: Experiment, checkpoints: FaultTolerantCheckpoints) -> Star
         say(changed)
     state = experiment.layout.cut(restored.state)
     owes_evaluation = bool(restored.extra.get(_OWES_EVALUATION))
-    return Start(state, restored.step, GuardState.saved(restored.extra), False, owes_evaluation)
+    best = restored.extra.get(_BEST)  # an older version saved none
+    return Start(state, restored.step, GuardState.saved(restored.extra), False, owes_evaluation, best)
 
 
 def restore(
@@ -129,6 +134,7 @@ class Saver(Observer):
         checkpoints: where states go.
         inputs: the images and classes of the data set; None: it has other things.
         guard: what the guard has counted so far.
+        best: the best evaluation so far.
         ledger: what of the run's time is spent on it.
     """
 
@@ -138,19 +144,25 @@ class Saver(Observer):
         checkpoints: FaultTolerantCheckpoints,
         inputs: Inputs | None,
         guard: Callable[[], GuardState],
+        best: BestEvaluation,
         ledger: Ledger,
     ) -> None:
         self._experiment, self._checkpoints, self._guard, self._ledger = experiment, checkpoints, guard, ledger
+        self._best = best
         config = experiment.config
         self._constant = {"config": flatten(config), **decoder(config)}
         if inputs is not None:
             self._constant["inputs"] = inputs.as_json()
 
-    def save(self, state: TrainState, step: int, evaluation: dict[str, Any] | None, owed: bool) -> None:
+    def save(
+        self, state: TrainState, step: int, evaluation: Mapping[str, Mapping[str, Any]] | None, owed: bool
+    ) -> None:
         """Write a checkpoint in the background; `owed`: the evaluation of this step is still to be made."""
         said = {"next_step": step, "guard": self._guard().to_save(), _OWES_EVALUATION: owed}
-        whole = self._experiment.layout.whole(state)
-        self._checkpoints.save(step, whole, extra={**self._constant, **said}, metrics=evaluation)
+        extra = {**self._constant, **said, _BEST: self._best.to_save()}
+        # Only the validation examples choose the best: what was found on the test examples is not even named.
+        chosen_by = (evaluation or {}).get("validation")
+        self._checkpoints.save(step, self._experiment.layout.whole(state), extra=extra, metrics=chosen_by)
 
     def on_end(self, step: int) -> None:
         """Wait until all is written."""

@@ -19,7 +19,7 @@ from jaxnet.training.recovery import Recovery
 from jaxnet.training.stopping import StopSignal
 
 Values = dict[str, Any]
-SaveFn = Callable[[TrainState, int, Values | None, bool], None]
+SaveFn = Callable[[TrainState, int, Mapping[str, Values] | None, bool], None]
 
 
 class Outcome(NamedTuple):
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     Attributes:
         state: the last.
         step: steps done in all.
-        evaluation: the last; empty if there was none.
+        evaluation: the last, by split; empty if there was none.
         signal: what stopped it before the end, such as 'SIGTERM'; None if nothing did.
         seconds: spent on training steps.
         waited: the part of them in which a batch was made and the devices had nothing to do when it came.
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
     state: TrainState
     step: int
-    evaluation: Values
+    evaluation: Mapping[str, Values]
     signal: str | None
     seconds: float
     waited: float
@@ -51,7 +51,7 @@ class Loop:
     Attributes:
         experiment: what is trained.
         step: the compiled step.
-        evaluate: a state's metrics on the test split, and what else to log with them.
+        evaluate: what to log of a state's evaluation, by split.
         save: `save(state, step, evaluation, owed)`: writes a checkpoint. `owed`: an evaluation is still to be made.
         guard: what is done about numbers that go wrong.
         observers: all that watches; see `Observer`.
@@ -59,7 +59,7 @@ class Loop:
 
     experiment: Experiment
     step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
-    evaluate: Callable[[TrainState], tuple[Values, Values]]
+    evaluate: Callable[[TrainState], dict[str, Values]]
     save: SaveFn
     guard: Recovery
     observers: Sequence[Observer]
@@ -72,15 +72,22 @@ class Loop:
         self._pace = Pace(every, self.experiment.config.task.reported)
 
     def run(
-        self, state: TrainState, batches: BatchStream, step: int, stop: StopSignal, *, owes_evaluation: bool = False
+        self,
+        state: TrainState,
+        batches: BatchStream,
+        step: int,
+        stop: StopSignal,
+        *,
+        owes_evaluation: bool = False,
+        ended: bool = False,
     ) -> Outcome:
-        """Train on from `step`; first make the evaluation that an earlier stop left out."""
+        """Train on from `step`, unless the run has `ended`; first make the evaluation that a stop left out."""
         config, total, evaluation = self.experiment.config, self.experiment.total_steps, {}
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
         with stop:
             if owes_evaluation:
                 evaluation = self._evaluate(state, step)
-            finished = step >= total
+            finished = step >= total or ended or self._wanted is not None
             while not finished:
                 # 1. One step.
                 state = self._one(state, batches, step)
@@ -108,6 +115,7 @@ class Loop:
                 # 5. Evaluate, then save: the checkpoint holds the evaluation's metrics.
                 if evaluates:
                     evaluation = self._evaluate(state, step)
+                    finished = finished or self._wanted is not None
                 if saves:
                     self._save(state, step, evaluation if evaluates else None, owed=due and not evaluates)
             self._log(self._pace.drain(last=True))
@@ -153,13 +161,14 @@ class Loop:
         with self._pause("the comparison of devices"):
             return self.guard.check_replicas(state, step)
 
-    def _evaluate(self, state: TrainState, step: int) -> Values:
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, Values]:
         with self._pause("an evaluation", "evaluation"):
-            result, notes = self.evaluate(state)
-        self._tell(step, "test", {**result, **notes})
-        return result
+            found = self.evaluate(state)
+        for split, values in found.items():
+            self._tell(step, split, values)
+        return found
 
-    def _save(self, state: TrainState, step: int, evaluation: Values | None, *, owed: bool) -> None:
+    def _save(self, state: TrainState, step: int, evaluation: Mapping[str, Values] | None, *, owed: bool) -> None:
         self._log(self._pace.drain())
         self.guard.drain()
         with self._pause("a checkpoint", "checkpoint"):

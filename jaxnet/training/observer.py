@@ -80,7 +80,8 @@ class Observer:
         yield
 
     def on_metrics(self, step: int, split: str, values: Mapping[str, Any]) -> bool | None:
-        """Figures up to `step`: means over the last training steps ('train'), or of an evaluation ('test').
+        """Figures up to `step`: means over the last training steps ('train'), or of an evaluation ('validation' or
+        'test').
 
         True stops the run after this step. All processes must answer alike; metrics are the same on all, times are not.
         """

@@ -9,7 +9,8 @@ experiment.evaluate(state)
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ from jaxnet.comm import (
 from jaxnet.config.check import check_config, check_fit, check_model, check_tests, strategy_of
 from jaxnet.config.run import Config
 from jaxnet.cost.workloads import Workload
-from jaxnet.data import Source, eval_batches, example_shapes, open_split, placed
+from jaxnet.data import Source, eval_batches, example_shapes, hold_out, open_split, placed
 from jaxnet.ensembles import ensemble_loss, ensemble_model, ensemble_optimizer
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, abstract_variables, from_linen
@@ -64,7 +65,8 @@ class Experiment:
     Attributes:
         config: of the run.
         processes: that take part, with their mesh.
-        source: the training examples.
+        source: the training examples, without those that are held back for validation.
+        held_out: those.
         given_tests: the test examples, if they are open.
         model: as it is evaluated; of an ensemble, all members as one.
         optimizer: the Optax transformation.
@@ -84,6 +86,7 @@ class Experiment:
     config: Config
     processes: ProcessGroup
     source: Source
+    held_out: Source | None
     given_tests: Source | None
     model: Model
     optimizer: optax.GradientTransformation
@@ -152,9 +155,14 @@ class Experiment:
         processes = self.processes
         return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step)
 
-    def evaluate(self, state: TrainState) -> dict[str, float]:
-        """The task's metrics on the test split: every example counts once, on any number of devices."""
-        return self._evaluate(state)
+    def evaluate(self, state: TrainState, split: str = "test") -> dict[str, float]:
+        """The task's metrics on 'test' or 'validation': every example counts once, on any number of devices."""
+        return self._evaluators[split](state)
+
+    @property
+    def evaluated_splits(self) -> tuple[str, ...]:
+        """On which examples a run is evaluated."""
+        return tuple(self._evaluators)
 
     @property
     def units(self) -> dict[str, int]:
@@ -166,15 +174,24 @@ class Experiment:
         """The test examples."""
         return self.given_tests or open_split(self.config.data, "test")
 
+    @functools.cached_property
+    def validation(self) -> Source | None:
+        """The examples that choose the best state; None: nothing is chosen."""
+        name = self.config.validation
+        return open_split(self.config.data, name) if isinstance(name, str) else self.held_out
+
     def check_tests(self) -> None:
         """Refuse test examples that the network, which learns from training examples, cannot take."""
         config, model = self.config, as_model(self.config.model)
-        trained, tested = (model_inputs(config.task, of) for of in (self.example, example_shapes(self.tests)))
-        check_tests(config, model, self._single_variables, trained, tested)
+        trained = model_inputs(config.task, self.example)
+        for source in filter(None, (self.validation, self.tests)):
+            tested = model_inputs(config.task, example_shapes(source))
+            check_tests(config, model, self._single_variables, trained, tested)
 
     @functools.cached_property
-    def _evaluate(self) -> Callable[[TrainState], dict[str, float]]:
-        return _make_evaluate(self, self.tests)
+    def _evaluators(self) -> dict[str, Callable[[TrainState], dict[str, float]]]:
+        sources = {"validation": self.validation, "test": self.tests}
+        return {split: _make_evaluate(self, source) for split, source in sources.items() if source is not None}
 
 
 def prepare(
@@ -208,7 +225,9 @@ def prepare(
         strategy, mode = strategy_of(config, mpi_all_reduce)
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
-    source = source or open_split(config.data, "train")
+    source, held_out = source or open_split(config.data, "train"), None
+    if isinstance(config.validation, float):
+        source, held_out = hold_out(source, config.validation)
     check_fit(config, mesh, source, ranks)
     steps_per_epoch = source.num_examples / config.batch_size
     total_steps = max(1, round(config.epochs * steps_per_epoch))
@@ -251,8 +270,8 @@ def prepare(
     step = form.step(_step_loss(config, mode, layers), optimizer, layout)
     traffic = _traffic(config, mesh, metrics, total_steps)
     experiment = Experiment(
-        *(config, processes, source, tests, model, optimizer, rate, form, layout, step, form.plan(layout, traffic)),
-        *(total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
+        *(config, processes, source, held_out, tests, model, optimizer, rate, form, layout, step),
+        *(form.plan(layout, traffic), total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
     )
     if tests is not None:
         experiment.check_tests()
@@ -375,7 +394,23 @@ def _order(loss_fn: LossFn, variables: Variables, batch: Mapping[str, Any]) -> t
 
 
 def _check_metrics(task: Task, names: set[str]) -> None:
-    """Refuse metrics that would stand in the place of the trainer's own figures."""
+    """Refuse metrics that would stand in the place of the trainer's own figures, and a best one that is not there."""
+    _check_names(task, names)
+    try:
+        reported = task.reported(dict.fromkeys(names - {WEIGHT}, 1.0))
+    except Exception as error:
+        raise InputError(
+            f"task: {type(task).__name__}.reported failed on means of {', '.join(sorted(names))}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if task.best not in reported:
+        raise InputError(
+            f"task: {type(task).__name__}.best is {task.best!r}, which is not among its metrics: {', '.join(reported)}"
+        )
+    _check_names(task, reported)
+
+
+def _check_names(task: Task, names: Iterable[str]) -> None:
     if taken := sorted(name for name in names if name in TRAINER_FIGURES or name.endswith("_per_second")):
         raise InputError(
             f"task: {type(task).__name__} has metrics named {', '.join(taken)}, as the trainer's own figures are; give "
@@ -383,15 +418,17 @@ def _check_metrics(task: Task, names: set[str]) -> None:
         )
 
 
-def _make_evaluate(experiment: Experiment, tests: Source) -> Callable[[TrainState], dict[str, float]]:
-    """A function of a state: the task's metrics on all of `tests`, each example counted once."""
+def _make_evaluate(experiment: Experiment, source: Source) -> Callable[[TrainState], dict[str, float]]:
+    """A function of a state: the task's metrics on all of `source`, each example counted once."""
     config, mesh, task = experiment.config, experiment.mesh, experiment.config.task
     ranks = experiment.processes.cluster.mpi
     step = make_eval_step(experiment.model, task, mesh, config.ensemble.members if config.ensemble.on else None)
     across = [ranks.totals] if ranks else []
+    devices = math.prod(experiment.axis_sizes.values())
+    size = -(-config.eval_batch_size // devices) * devices  # rounded up: what is too much of the last batch counts 0
 
     def of_state(state: TrainState) -> dict[str, float]:
-        batches = eval_batches(tests, batch_size=config.eval_batch_size, shard=experiment.processes.shard)
+        batches = eval_batches(source, batch_size=size, shard=experiment.processes.shard)
         params, stats = experiment.layout.evaluated(state)
         with closing(placed(batches, split_by_example(mesh))) as on_devices:
             return evaluate(step, task, params, stats, on_devices, *across)

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 
 from jaxnet.checkpoints.leaves import named_leaves
-from jaxnet.data import Source, has_classes
+from jaxnet.data import has_classes
 from jaxnet.ensembles import ensemble_summary
+from jaxnet.tasks.task import metric_text
+from jaxnet.training.best import BestEvaluation
 from jaxnet.training.checkpointing import Start
 from jaxnet.training.loop import Outcome
 from jaxnet.training.observer import metrics_text, task_metrics
@@ -28,29 +30,31 @@ _WHEN = {
 }
 
 
-def first_screen(experiment: Experiment, tests: Source, start: Start, step: CompiledStep, workdir: Path) -> str:
+def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, step: CompiledStep, workdir: Path) -> str:
     """What is about to be trained, with what, where: a line each. The whole config is in config.json."""
-    lines = [f"{name:<11}{text}" for name, text in _opening(experiment, tests, step, workdir)]
+    lines = [f"{name:<11}{text}" for name, text in _opening(experiment, step, workdir)]
     if not start.fresh:
         lines.insert(0, f"continuing {workdir} from step {start.step}")
     if start.weights:
         lines.append(start.weights)
     if start.step >= experiment.total_steps:
         lines.append(f"nothing to train: this config ends at step {experiment.total_steps}")
+    elif best.ended:
+        lines.append(f"nothing to train, the run has ended early: {best.reason}")
     if not step.check.ok:
         lines.append(f"warning: {step.check.explain()}")
     return "\n".join(lines)
 
 
-def _opening(experiment: Experiment, tests: Source, step: CompiledStep, workdir: Path) -> Iterator[tuple[str, str]]:
+def _opening(experiment: Experiment, step: CompiledStep, workdir: Path) -> Iterator[tuple[str, str]]:
     config, strategy = experiment.config, experiment.strategy
     params = sum(leaf.size for leaf in jax.tree.leaves(experiment.variables.params))
     members = f", {config.ensemble.members} members" if config.ensemble.on else ""
     yield "jaxnet", version("jaxnet")
     yield "model", f"{_name(config.model)}, {params:,} parameters{members}, for {_name(config.task)}"
-    training, test = experiment.source.num_examples, tests.num_examples
-    examples = f"{training:,} training and {test:,} test examples: {_example(experiment)}"
-    yield "data", f"{_name(config.data)}, {examples}"
+    validation = f", {experiment.validation.num_examples:,} validation" if experiment.validation else ""
+    counts = f"{experiment.source.num_examples:,} training{validation} and {experiment.tests.num_examples:,} test"
+    yield "data", f"{_name(config.data)}, {counts} examples: {_example(experiment)}"
     yield "steps", f"{experiment.total_steps:,}, of {config.batch_size:,} examples: {config.epochs:g} epochs"
     rate = f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.schedule}"
     yield "optimizer", f"{config.optimizer.name}, {rate}, seed {config.seed}"
@@ -88,13 +92,18 @@ def last_screen(summary: Mapping[str, Any], workdir: Path) -> str:
 
 
 def _ending(summary: Mapping[str, Any], workdir: Path) -> Iterator[tuple[str, str]]:
-    done = "finished" if summary["finished"] else "stopped, run again to continue"
+    early = "ended early" if summary.get("ended_early") else "finished"
+    done = early if summary["finished"] else "stopped, run again to continue"
     yield (
         "steps",
         f"{summary['steps']:,}, {done}; {summary['seconds']:.1f} s, {summary['train_seconds']:.1f} s in steps",
     )
     if tested := {name: summary[name] for name in summary["metrics"]}:
         yield "test", f"{metrics_text(tested, ', ')} on {summary['examples']:,} examples"
+    if best := summary.get("best"):
+        value = metric_text(best["metric"], best["validation"])
+        then = metrics_text(best["test"], ", ")
+        yield "best", f"{best['metric']} {value} on the validation examples after step {best['step']:,}; test {then}"
     rate, waited = summary["examples_per_second"], summary["data_wait_fraction"]
     yield "speed", f"{rate:,.0f} examples a second, {waited:.1%} of the time waiting for data"
     yield "sent", f"{size_text(summary['wire_bytes_per_step'])} a step from the busiest device ({summary['strategy']})"
@@ -110,26 +119,37 @@ def _ending(summary: Mapping[str, Any], workdir: Path) -> Iterator[tuple[str, st
     yield "written to", f"{workdir} (summary.json, metrics.jsonl, checkpoints)"
 
 
-def kept_summary(path: Path, step: int, total_steps: int) -> dict[str, Any] | None:
+def kept_summary(path: Path, step: int, *, finished: bool) -> dict[str, Any] | None:
     """What summary.json says, if it is that of a run which ended after `step` steps; an earlier attempt's is not."""
     try:
         summary = json.loads(path.read_text())
-        same = (summary["steps"], summary["finished"]) == (step, step >= total_steps)
+        same = (summary["steps"], summary["finished"]) == (step, finished)
     except (OSError, ValueError, KeyError, TypeError):  # missing, or not as it was written
         return None
     return summary if same else None
 
 
 def summarize(
-    experiment: Experiment, outcome: Outcome, first_step: int, peers: PeerReport, *, seconds: float, not_saved: str
+    experiment: Experiment,
+    outcome: Outcome,
+    best: BestEvaluation,
+    first_step: int,
+    peers: PeerReport,
+    *,
+    seconds: float,
+    not_saved: str,
 ) -> dict[str, Any]:
     """The figures of a run whose last attempt began after `first_step` steps: what summary.json holds."""
     config, steps = experiment.config, outcome.step - first_step
+    tested = outcome.evaluation.get("test", {})
+    early = best.ended and outcome.step < experiment.total_steps
     return {
         "steps": outcome.step,
-        "finished": outcome.step >= experiment.total_steps,
-        **ensemble_summary(config.ensemble, config.optimizer, config.seed, outcome.evaluation),
-        "metrics": list(task_metrics(outcome.evaluation)),
+        "finished": early or outcome.step >= experiment.total_steps,
+        "ended_early": early,
+        **ensemble_summary(config.ensemble, config.optimizer, config.seed, tested),
+        "metrics": list(task_metrics(tested)),
+        "best": best.summary(),
         "strategy": experiment.strategy.label,
         "wire_bytes_per_step": experiment.plan.wire_bytes_per_step,
         "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,

@@ -17,6 +17,7 @@ from jaxnet.data import has_classes, inputs_of
 from jaxnet.ensembles import ensemble_table
 from jaxnet.errors import say
 from jaxnet.report.goodput import ending_text
+from jaxnet.training.best import BestEvaluation
 from jaxnet.training.checkpointing import Saver, open_checkpoints, start, written_on_error
 from jaxnet.training.display import Display, say_warning
 from jaxnet.training.ledger import Ledger
@@ -77,7 +78,9 @@ def train(
         checkpoints = open_checkpoints(experiment, workdir, fence)
         during.enter_context(written_on_error(checkpoints, processes, watchdog.begins))
         begins = start(experiment, checkpoints)
-        first_step, unfinished = begins.step, begins.step < experiment.total_steps
+        best = BestEvaluation(config.task, config.early_stopping, begins.best)
+        first_step, ended = begins.step, best.ended
+        unfinished = begins.step < experiment.total_steps and not ended
 
         if primary:
             for warning in recipe_warnings(config, source, experiment.steps_per_epoch, experiment.total_steps):
@@ -96,31 +99,37 @@ def train(
         silent = quiet or not primary
         display = Display(experiment.total_steps, first_step, silent=silent, bar=not ranks)
         during.enter_context(display)
-        display.say(first_screen(experiment, tests, begins, step, workdir))
+        display.say(first_screen(experiment, begins, best, step, workdir))
 
         # ---- Observers: they watch the steps, and compute none ------------------------------------------------
         peers = Peers(processes.cluster, source, ledger, display.say)
         gathered = [ranks.all_gather_object] if ranks else []
         guard = Recovery(config.guard, experiment, checkpoints, begins.guard, display.say, *gathered)
-        saver = Saver(
-            experiment, checkpoints, inputs_of(tests) if has_classes(tests) else None, lambda: guard.past, ledger
-        )
+        inputs = inputs_of(tests) if has_classes(tests) else None
+        saver = Saver(experiment, checkpoints, inputs, lambda: guard.past, best, ledger)
         profile = ProfileWindow(config.profile, workdir, processes.shard.index)
-        watching: list[Observer] = [profile, display, watchdog, ledger, peers, saver, *observers]
+        watching: list[Observer] = [profile, display, watchdog, ledger, peers, best, saver, *observers]
         if primary:
             metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, fence=fence)
             watching.insert(0, during.enter_context(closing(metrics)))
 
         # ---- Loop: batch, step, log, guard, evaluate, save, stop on a signal ----------------------------------
-        def evaluated(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            result, damaged = experiment.evaluate(state), peers.gather().damaged
-            return result, {"damaged_records": damaged} if damaged else {}
+        def evaluated(state: Any) -> dict[str, dict[str, Any]]:
+            found = {split: experiment.evaluate(state, split) for split in experiment.evaluated_splits}
+            damaged = peers.gather().damaged
+            return {**found, "test": {**found["test"], **({"damaged_records": damaged} if damaged else {})}}
 
         loop = Loop(experiment, step.run, evaluated, saver.save, guard, watching)
         ledger.began(first_step)
         with closing(experiment.batches(first_step)) as batches, ledger.during("step"):
             stop = StopSignal(ranks.flag() if ranks else None)
-            outcome = loop.run(begins.state, batches, first_step, stop, owes_evaluation=begins.owes_evaluation)
+            outcome = loop.run(
+                begins.state, batches, first_step, stop, owes_evaluation=begins.owes_evaluation, ended=ended
+            )
+        if best.ended and outcome.signal == type(best).__name__:
+            outcome = outcome._replace(signal=None)  # that is an end, and no interruption
+            display.say(f"ended early after step {outcome.step}: {best.reason}")
+        finished = outcome.step >= experiment.total_steps or best.ended
         if outcome.signal is not None:
             display.say(f"stopped by {outcome.signal} after step {outcome.step}; run again to continue")
         ledger.enter("other")
@@ -129,14 +138,15 @@ def train(
 
         # ---- Summary ------------------------------------------------------------------------------------------
         path = workdir / "summary.json"
-        if outcome.step == first_step:  # there was nothing left to train
-            total = experiment.total_steps
-            if kept := processes.broadcast_object(lambda: kept_summary(path, first_step, total)):
-                return Run(config, workdir, kept, experiment, outcome.state, step.check)
+        nothing_left = outcome.step == first_step
+        if nothing_left and (
+            kept := processes.broadcast_object(lambda: kept_summary(path, first_step, finished=finished))
+        ):
+            return Run(config, workdir, kept, experiment, outcome.state, step.check)
         if not outcome.evaluation and outcome.signal is None:
-            outcome = outcome._replace(evaluation=experiment.evaluate(outcome.state))
+            outcome = outcome._replace(evaluation=evaluated(outcome.state))
         seconds = time.perf_counter() - began
-        summary = summarize(experiment, outcome, first_step, met, seconds=seconds, not_saved=checkpoints.unsaved)
+        summary = summarize(experiment, outcome, best, first_step, met, seconds=seconds, not_saved=checkpoints.unsaved)
         account = ledger.close()
         if primary:
             with writing(path):

@@ -91,11 +91,6 @@ OVERRIDES = {
         "batch_size=60",
         "batch_size=60: wanted a multiple of 8, for 8 devices; nearest: 64",
     ),
-    "evaluation batch on 8 devices": (
-        "eval_batch_size=60",
-        "eval_batch_size=60: wanted a multiple of 8",
-        "nearest: 64",
-    ),
     "microbatches on 8 devices": (
         "microbatches=16",
         "batch_size=64: wanted a multiple of 128, for 8 devices and 16 microbatches; nearest: 128",
@@ -149,7 +144,7 @@ COMMANDS = {
     "no such config": (
         ("--config", "configs/zzz.py"),
         "no such file",
-        "such as configs/cifar10_resnet20.py, configs/dig",
+        "such as configs/cifar10_resnet20.py, configs/d",
     ),
     "no such directory": (("--config", "/nowhere/zzz.py"), "config /nowhere/zzz.py: no such file"),
     "a directory": (

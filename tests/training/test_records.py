@@ -60,15 +60,15 @@ def test_what_is_not_finite_is_null(tmp_path):
 
 def test_a_summary_of_an_earlier_attempt_is_not_that_of_the_run(tmp_path):
     path = tmp_path / "summary.json"
-    assert kept_summary(path, 20, 20) is None
+    assert kept_summary(path, 20, finished=True) is None
     for content in ("{", "[]", "{}"):
         path.write_text(content)
-        assert kept_summary(path, 20, 20) is None
+        assert kept_summary(path, 20, finished=True) is None
     for steps, finished, kept in ((20, True, True), (20, False, False), (10, False, False), (10, True, False)):
         path.write_text(json.dumps({"steps": steps, "finished": finished}))
-        assert (kept_summary(path, 20, 20) is not None) is kept
+        assert (kept_summary(path, 20, finished=True) is not None) is kept
     path.write_text(json.dumps({"steps": 10, "finished": False}))
-    assert kept_summary(path, 10, 20) is not None
+    assert kept_summary(path, 10, finished=False) is not None
 
 
 def test_a_run_that_was_killed_before_its_summary_gets_one(tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jaxnet.data.photos.decoding import DamagedImage, best_decoder, quiet_pillow
 from jaxnet.data.photos.source import EvaluationPhotos, PhotoRecords, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView
-from jaxnet.data.source import Source, require_split
+from jaxnet.data.source import Source
 from jaxnet.data.tfds import data_directory, find_builder, open_examples, require_prepared
 from jaxnet.errors import InputError, one_line
 
@@ -64,20 +64,20 @@ class Photos:
         return best_decoder().name
 
     def load(self, split: str) -> Source:
-        """Open the split 'train' or 'test'.
+        """Open 'train', 'test' or, seen as test photos are, a split in TFDS's notation such as 'train[90%:]'.
 
         Raises:
             InputError: it is absent or has another form; the message says how to get it.
         """
-        require_split(split)
         builder = find_builder(self.name, data_directory(self.data_dir))
         require_prepared(self.name, builder)
         quiet_pillow()
         threads = self.threads or len(os.sched_getaffinity(0))
-        if split == "test":
-            view = EvaluationView(self.test_size, self.test_resize)
-            return _checked(EvaluationPhotos(self._records(builder, self.test_split), view, threads))
-        return _checked(TrainingPhotos(self._records(builder, self.train_split), self.view, self.size, threads))
+        if split == "train":
+            return _checked(TrainingPhotos(self._records(builder, self.train_split), self.view, self.size, threads))
+        view = EvaluationView(self.test_size, self.test_resize)
+        named = self.test_split if split == "test" else split
+        return _checked(EvaluationPhotos(self._records(builder, named), view, threads))
 
     def _records(self, builder: tfds.core.DatasetBuilder, split: str) -> PhotoRecords:
         import tensorflow_datasets as tfds
