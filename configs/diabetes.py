@@ -2,8 +2,8 @@
 
 Source: scikit-learn's `load_diabetes` (Efron et al., 2004), embedded.
 Command: python train.py --config configs/diabetes.py
-Expected: R2 of 0.604 on the 88 test patients (seed 0), as scikit-learn's ridge with alpha = 3 on the same split (0.6045).
-A second of training.
+Expected: R2 of 0.604 on the 88 test patients (seed 0), as scikit-learn's ridge with alpha = 3 on the same split
+(0.6045). A second of training.
 """
 
 import flax.linen as nn

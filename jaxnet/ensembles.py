@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxnet.limits import Count
 from jaxnet.models import Model, Variables
-from jaxnet.optimizer import Optimizer, ShardedParams, make_optimizer
+from jaxnet.optimizer import AnyOptimizer, Optimizer, ShardedParams, make_optimizer
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, metric_text
 
 PyTree = Any
@@ -146,14 +146,14 @@ def ensemble_optimizer(
 
 
 def ensemble_summary(
-    ensemble: Ensemble, optimizer: Optimizer, seed: int, evaluation: Mapping[str, float]
+    ensemble: Ensemble, optimizer: AnyOptimizer, seed: int, evaluation: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return an evaluation for the summary of a run, with the members of an ensemble in a list `members`.
 
     Each entry has the seed, learning rate and weight decay that the member was trained with, and its metrics.
     """
     common = {name: value for name, value in evaluation.items() if not name.startswith("member_")}
-    if not ensemble.on:
+    if not ensemble.on or not isinstance(optimizer, Optimizer):
         return common
     members = [
         {

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule, from a few plain numbers.
+"""Optimizer and learning-rate schedule, from a few plain numbers, or an Optax transformation of one's own.
 
     sgd        clip -> decay -> momentum -> rate
     rmsprop    clip -> decay -> RMS scaling -> rate -> momentum
@@ -13,7 +13,7 @@ devices: one message each for clipping and for the layer rates, which `optimizer
 import fnmatch
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -103,8 +103,29 @@ class Optimizer:
         )
 
 
-def learning_rate(config: Optimizer, total_steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the step, 0 to `total_steps`, for the result of `Optimizer.for_run`."""
+AnyOptimizer: TypeAlias = Optimizer | optax.GradientTransformation | Callable[[int], optax.GradientTransformation]
+"""What a config may hold: plain numbers, an Optax transformation, or a function of the total steps that makes one."""
+
+
+def optimizer_text(config: AnyOptimizer) -> str:
+    """Return what a person is told of an optimizer.
+
+    >>> optimizer_text(Optimizer()), optimizer_text(optax.adam(1e-3))
+    ('sgd, learning rate 0.1, cosine', 'an Optax transformation of its own')
+    """
+    if isinstance(config, Optimizer):
+        return f"{config.name}, learning rate {config.learning_rate:g}, {config.schedule}"
+    name = "" if isinstance(config, optax.GradientTransformation) else getattr(config, "__name__", "")
+    return f"an Optax transformation of its own{f', {name}' if name.isidentifier() else ''}"
+
+
+def learning_rate(config: AnyOptimizer, total_steps: int) -> optax.Schedule | None:
+    """Return the learning rate as a function of the step, 0 to `total_steps`, for the result of `Optimizer.for_run`.
+
+    None for one's own optimizer, which alone knows it.
+    """
+    if not isinstance(config, Optimizer):
+        return None
     peak, warmup = config.learning_rate, config.warmup_steps
     steps = max(1, total_steps - warmup)
     match config.schedule:
@@ -127,20 +148,38 @@ def learning_rate(config: Optimizer, total_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(
-    config: Optimizer, total_steps: int, parts: ShardedParams | None = None
+    config: AnyOptimizer, total_steps: int, parts: ShardedParams | None = None
 ) -> optax.GradientTransformation:
-    """Return the Optax transformation: clip, decay, momentum or Adam, schedule, groups.
+    """Return the Optax transformation: clip, decay, momentum or Adam, schedule, groups; or one's own.
 
     With `parts` it updates parts of the parameters, inside `jax.shard_map`, with the result of updating the whole. Its
-    state is then made from whole parameters and cut as they are.
+    state is then made from whole parameters and cut as they are. One's own does so if it treats each element by itself.
+
+    Raises:
+        InputError: one's own function of the total steps gives no transformation.
     """
+    if not isinstance(config, Optimizer):
+        return _own(config, total_steps)
     rate = learning_rate(config, total_steps)
+    assert rate is not None
 
     def make(parts: ShardedParams | None) -> optax.GradientTransformation:
         clip = optax.identity() if config.clip_norm is None else clipped(config.clip_norm, parts)
         return optax.chain(clip, *_rules(config, rate, parts))
 
     return in_groups(config.groups, make, parts) if config.groups else make(parts)
+
+
+def _own(
+    config: optax.GradientTransformation | Callable[[int], optax.GradientTransformation], total_steps: int
+) -> optax.GradientTransformation:
+    made = config if isinstance(config, optax.GradientTransformation) else config(total_steps)
+    if not isinstance(made, optax.GradientTransformation):
+        raise InputError(
+            f"optimizer: it gave {type(made).__name__} for {total_steps} steps; wanted an Optax transformation, such "
+            "as optax.adamw(1e-3)"
+        )
+    return made
 
 
 def _rules(config: Optimizer, rate: optax.Schedule, parts: ShardedParams | None) -> list[optax.GradientTransformation]:
@@ -164,8 +203,10 @@ def _rules(config: Optimizer, rate: optax.Schedule, parts: ShardedParams | None)
             return [adam, decay, layer_rates(1.0, 0.0, parts), optax.scale_by_learning_rate(rate)]
 
 
-def optimizer_plan(config: Optimizer, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
-    """Return the messages of an update of parts: the norms that span devices."""
+def optimizer_plan(config: AnyOptimizer, parts: ShardedParams, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
+    """Return the messages of an update of parts: the norms that span devices; one's own has none."""
+    if not isinstance(config, Optimizer):
+        return ()
     by_layer = config.name in ("lars", "lamb")
     seen = trainable_parts(config.groups, parts) if config.groups else parts
     return norm_plan(config.clip_norm is not None, by_layer, seen, axis_sizes)

@@ -10,7 +10,7 @@ Save and restore:
 Read a trained model, changing nothing on the disk:
 
 - `find_checkpoint`: the newest, the best or a given intact step, as a `FoundCheckpoint`.
-- `read_leaves`: some of its leaves as arrays.
+- `read_leaves`: some of its leaves as arrays; `steps_at`: where the steps of a run are.
 
 One run at a time in a directory:
 
@@ -28,7 +28,7 @@ from jaxnet.checkpoints.files import Best
 from jaxnet.checkpoints.leaves import Replaceable
 from jaxnet.checkpoints.lock import BEAT_SECONDS, Heartbeat, Lock
 from jaxnet.checkpoints.rank_zero import OneWriter
-from jaxnet.checkpoints.reader import FoundCheckpoint, find_checkpoint, read_leaves
+from jaxnet.checkpoints.reader import FoundCheckpoint, find_checkpoint, read_leaves, steps_at
 
 __all__ = [
     "BEAT_SECONDS",
@@ -45,4 +45,5 @@ __all__ = [
     "Restored",
     "find_checkpoint",
     "read_leaves",
+    "steps_at",
 ]

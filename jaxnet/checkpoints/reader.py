@@ -37,6 +37,20 @@ class FoundCheckpoint(NamedTuple):
     leaves: dict[str, str]
 
 
+def steps_at(path: Path) -> tuple[Path, int | None]:
+    """Return the directory of the steps, for a workdir, for that directory, or for a step in it, which is the other.
+
+    >>> steps_at(Path("runs/digits"))
+    (PosixPath('runs/digits'), None)
+    """
+    if (path / "checkpoints").is_dir():
+        return path / "checkpoints", None
+    here = path.absolute()
+    if here.name.isdecimal() and (here / "state").is_dir():
+        return here.parent, int(here.name)
+    return path, None
+
+
 def find_checkpoint(root: Path, step: int | None = None, best: Best | None = None) -> FoundCheckpoint:
     """Return the newest intact step under `root`, or `step`, or the one with the best metric.
 
@@ -77,8 +91,11 @@ def other_steps(steps: list[int], step: int) -> str:
     return ", ".join(str(other) for other in steps if other != step) or "none"
 
 
-def read_leaves(found: FoundCheckpoint, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Read the leaves that `like` names, into its shardings; InputError if a dtype or shape differs."""
+def read_leaves(found: FoundCheckpoint, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the leaves that `like` names; InputError if a dtype or shape differs, or one is not there.
+
+    Where `like` has shapes with shardings they become arrays on devices; where it has NumPy arrays, such.
+    """
     there = {name: found.leaves[name] for name in like if name in found.leaves}
     if wrong := differences_text(there, described(like)):
         raise InputError(f"{found.path} holds other parameters than this model: {wrong}")

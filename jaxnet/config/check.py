@@ -6,6 +6,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import HOST, STRATEGIES, AllReduce, Strategy, mesh_size, named_strategy, takes_all_reduce
@@ -43,15 +44,26 @@ def check_limits(config: Any) -> None:
 
 def check_recipe(config: Config) -> None:
     """Refuse a schedule, of the rate or of the images' size, that cannot be followed."""
-    optimizer = config.optimizer
+    if isinstance(config.optimizer, Optimizer):
+        _check_optimizer(config.optimizer)
+    elif not isinstance(config.optimizer, optax.GradientTransformation) and (
+        isinstance(config.optimizer, type) or not callable(config.optimizer)
+    ):
+        raise InputError(
+            f"optimizer is {_kind(config.optimizer)}: wanted an Optimizer(...), an Optax transformation such as "
+            "optax.adamw(1e-3), or a function of the total steps that makes one"
+        )
+    if config.task.resolutions:
+        _check_resolutions(config.task.resolutions)
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
     if optimizer.warmup_steps and optimizer.warmup_epochs:
         raise InputError(
             f"optimizer.warmup_steps={optimizer.warmup_steps} and optimizer.warmup_epochs={optimizer.warmup_epochs}: "
             "both say how long warm-up is; set one of them to 0"
         )
     _check_milestones(optimizer)
-    if config.task.resolutions:
-        _check_resolutions(config.task.resolutions)
     for pattern, multiplier in optimizer.groups:
         if multiplier < 0:
             raise InputError(f"optimizer.groups: {pattern!r} has the multiplier {multiplier}: wanted at least 0")
@@ -73,6 +85,8 @@ def recipe_warnings(config: Config, source: Source, steps_per_epoch: float, tota
 def endless_warmup(config: Config, steps_per_epoch: float, total_steps: int) -> str | None:
     """The line that says that the rate never stops rising, as in a long recipe that was cut short; or None."""
     given = config.optimizer
+    if not isinstance(given, Optimizer):
+        return None
     warmup = given.for_run(config.batch_size, steps_per_epoch).warmup_steps
     if not warmup or warmup < total_steps:
         return None
@@ -266,6 +280,8 @@ def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> Non
     steps = config.epochs * source.num_examples / config.batch_size
     if steps >= _MOST_STEPS:
         raise InputError(f"epochs={config.epochs}: makes {steps:.3g} steps; wanted below {_MOST_STEPS}")
+    if not isinstance(config.optimizer, Optimizer):
+        return
     warmup = config.optimizer.warmup_epochs * source.num_examples / config.batch_size
     if warmup >= _MOST_STEPS / 2:
         raise InputError(
@@ -339,6 +355,11 @@ def check_ensemble(config: Config, strategy: Strategy, mode: str) -> None:
             )
     if not ensemble.on:
         return
+    if not isinstance(config.optimizer, Optimizer):
+        raise InputError(
+            f"ensemble.members={ensemble.members} does not go with an Optax transformation of your own; give an "
+            "Optimizer(...), or train the members one by one"
+        )
     got = _not_of_members(config, strategy, mode)
     if got is not None:
         raise InputError(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from jaxnet.comm import Strategy
 from jaxnet.ensembles import Ensemble
 from jaxnet.limits import BelowOne, Count, Limit, NotNegative, Positive, Seconds, Whole
-from jaxnet.optimizer import Optimizer
+from jaxnet.optimizer import AnyOptimizer, Optimizer
 from jaxnet.tasks.classification import ImageClassification
 from jaxnet.tasks.task import Task
 
@@ -135,7 +135,9 @@ class Config:
             data set. None: nothing is chosen. The test split never chooses anything.
         eval_batch_size: the same for evaluation, at most, rounded up to a multiple of the devices.
         eval_every_epochs: evaluate on the validation and test examples every so many epochs, and at the end.
-        optimizer: see `Optimizer`.
+        optimizer: an `Optimizer`, whose numbers are keys; an Optax transformation; or a function of the run's total
+            steps that makes one. Strategies that shard the state take Optax transformations that treat each element by
+            itself.
         average_decay: of the moving average of the parameters, which is then what is evaluated, with the running
             averages of BatchNorm; less at first, (1 + n) / (10 + n) after n steps. None: no average.
         microbatches: parts that a device's share of a batch is taken in; gradients travel once.
@@ -152,7 +154,8 @@ class Config:
             mpirun, each of which is a host.
         hosts: rows of the mesh; None: one a process.
         seed: of initialization, order of examples and augmentation.
-        initial_weights: a file of `jaxnet import`, from which a run without a checkpoint begins; None: random ones.
+        initial_weights: from what a run without a checkpoint begins: the workdir of another run of the same network
+            (its newest checkpoint), one of its checkpoints, or a file of `jaxnet import`. None: random numbers.
         checkpoints: see `Checkpoints`.
         log: see `Log`.
         profile: see `Profile`.
@@ -172,7 +175,7 @@ class Config:
     validation: _Validation = None
     eval_batch_size: Count = 512
     eval_every_epochs: Positive = 1.0
-    optimizer: Optimizer = field(default_factory=Optimizer)
+    optimizer: AnyOptimizer = field(default_factory=Optimizer)
     average_decay: BelowOne | None = None
     microbatches: Count = 1
     batch_norm: Literal["local", "host", "global"] = "local"

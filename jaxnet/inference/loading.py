@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves
+from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves, steps_at
 from jaxnet.checkpoints.leaves import described, differences_text
 from jaxnet.config.file import load_config
 from jaxnet.config.keys import in_todays_keys
@@ -23,6 +23,7 @@ from jaxnet.inference.settings import rebuild_data, rebuild_model, rebuild_pixel
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.tasks.classification import Pixels
+from jaxnet.training.initial import saved_names
 from jaxnet.weights import HALVES, WeightsMetadata, checked_pixels, is_auxiliary, read_variables
 
 _BEST = Best("accuracy", "max")
@@ -91,7 +92,10 @@ def load_network(
         return _in_dtype(network_of_weights(path, model), dtype)
     if model is not None:
         raise InputError(f"model {model}: a run says itself what it trained; this is for files of weights alone")
-    root, step = _locate(path, step, best)
+    root, named = _steps(path)
+    if named is not None and (step is not None or best):
+        raise InputError(f"{path} is one checkpoint: leave out the choice of a step")
+    step = step if named is None else named
     with _require_run(path):
         found = find_checkpoint(root, step, _BEST if best else None)
         architecture = _architecture(found, config)
@@ -119,21 +123,14 @@ def _in_dtype(network: Network, dtype: str | None) -> Network:
 # ---- A checkpoint of a run -----------------------------------------------------------------------------
 
 
-def _locate(path: Path, step: int | None, best: bool) -> tuple[Path, int | None]:
+def _steps(path: Path) -> tuple[Path, int | None]:
     """Return the directory of the steps, and the step that `path` names if it is one of them."""
     if not path.is_dir():
         raise InputError(
             f"{path}: {'not a directory' if path.exists() else 'no such file or directory'}; wanted the workdir of a "
             "run, its checkpoints, one of them, a .safetensors file, or one that `jaxnet export` wrote"
         )
-    if (path / "checkpoints").is_dir():
-        return path / "checkpoints", step
-    here = path.absolute()
-    if here.name.isdecimal() and (here / "state").is_dir():
-        if step is not None or best:
-            raise InputError(f"{path} is one checkpoint: leave out the choice of a step")
-        return here.parent, int(here.name)
-    return path, step
+    return steps_at(path)
 
 
 @contextlib.contextmanager
@@ -167,23 +164,14 @@ def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs:
 
 def _weights(found: FoundCheckpoint, architecture: Architecture) -> Weights:
     """Read the weights that the run evaluates: the averaged parameters if there are any."""
-    averaged = any(name.startswith("average/") for name in found.leaves)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    saved = {name: _saved_name(name, averaged) for name in architecture.shapes}
+    saved = saved_names(architecture.shapes, found.leaves)
     like = {
         saved[name]: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         for name, leaf in architecture.shapes.items()
     }
     leaves = read_leaves(found, like)
     return {name: leaves[saved[name]] for name in saved}
-
-
-def _saved_name(name: str, averaged: bool) -> str:
-    """Return the leaf of a train state that holds a weight."""
-    collection, _, rest = name.partition("/")
-    if collection != "params":
-        return f"stats/{name}"
-    return f"average/{rest}" if averaged else name
 
 
 # ---- A file of weights ---------------------------------------------------------------------------------

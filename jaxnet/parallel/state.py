@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 from jaxnet.comm import Reducer, one_per_device, replicated
 from jaxnet.ensembles import member_keys
 from jaxnet.errors import InputError
-from jaxnet.models import Model
-from jaxnet.parallel.initial import with_values
+from jaxnet.models import Model, Variables
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 # ---- A loss scale for float16: gradients too small for its 5 bits of exponent are multiplied up, and divided again
@@ -129,6 +128,22 @@ class TrainState(NamedTuple):
     average: PyTree | None
     key: jax.Array
     scale: LossScale | None = None
+
+
+def with_values(variables: Variables, values: Mapping[str, jax.Array]) -> Variables:
+    """The variables with those values in the place of their own, in every member of an ensemble; to be traced.
+
+    >>> with_values(Variables({"fc": {"bias": jnp.zeros(2)}}, {}), {"params/fc/bias": jnp.ones(2)}).params
+    {'fc': {'bias': Array([1., 1.], dtype=float32)}}
+    """
+    if not values:
+        return variables
+    paths, structure = jax.tree.flatten_with_path({"params": variables.params, **variables.stats})
+    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
+    # A copy, because the state is donated and the caller's arrays may be the memory of a file.
+    leaves = [jnp.copy(jnp.broadcast_to(values[name], leaf.shape)) if name in values else leaf for name, leaf in named]
+    tree = jax.tree.unflatten(structure, leaves)
+    return Variables(tree.pop("params"), tree)
 
 
 def first_state(

@@ -13,11 +13,11 @@ from jaxnet.checkpoints import Checkpointer, FaultTolerantCheckpoints, OneWriter
 from jaxnet.comm import one_per_device
 from jaxnet.config.keys import flatten
 from jaxnet.data import Inputs
-from jaxnet.parallel.initial import initial_text
 from jaxnet.parallel.state import TrainState, abstract_state, first_comm, stored_scale
 from jaxnet.training.best import BestEvaluation
 from jaxnet.training.display import say_nothing, say_warning
 from jaxnet.training.guard import GuardState
+from jaxnet.training.initial import initial_text
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.observer import Observer
 from jaxnet.training.prepare import Experiment

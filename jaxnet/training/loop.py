@@ -67,7 +67,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         every = self.experiment.config.log.every_steps
-        self._rates = LearningRates(self.experiment.learning_rate, every)
+        schedule = self.experiment.learning_rate
+        self._rates = None if schedule is None else LearningRates(schedule, every)
         # Last: its clock runs from here.
         self._pace = Pace(every, self.experiment.config.task.reported)
 
@@ -180,7 +181,7 @@ class Loop:
             values |= {
                 "examples_per_second": rate,
                 **{f"{unit}_per_second": count * rate for unit, count in self.experiment.units.items()},
-                "learning_rate": self._rates(step - self.guard.lag_at(step)),
+                **({"learning_rate": self._rates(step - self.guard.lag_at(step))} if self._rates else {}),
                 "epoch": step / self.experiment.steps_per_epoch,
             }
             self._tell(step, "train", values)

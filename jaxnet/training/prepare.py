@@ -41,15 +41,16 @@ from jaxnet.data import Source, eval_batches, example_shapes, hold_out, open_spl
 from jaxnet.ensembles import ensemble_loss, ensemble_model, ensemble_optimizer
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, abstract_variables, from_linen
-from jaxnet.optimizer import ShardedParams, learning_rate, make_optimizer, multipliers, optimizer_plan
+from jaxnet.optimizer import Optimizer, ShardedParams, learning_rate, make_optimizer, multipliers, optimizer_plan
 from jaxnet.parallel import Form, Mode, Step, StepOptions, StepPlan, Traffic, form_of
+from jaxnet.parallel.elementwise import require_elementwise
 from jaxnet.parallel.hybrid import ShardedDense, sharded_layers, with_sharded
-from jaxnet.parallel.initial import initial_values
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState, first_state, needs_scale
 from jaxnet.tasks.evaluation import evaluate, make_eval_step
 from jaxnet.tasks.task import WEIGHT, LossFn, Task
 from jaxnet.training.batches import BatchStream, batch_stream
+from jaxnet.training.initial import initial_values
 from jaxnet.training.observer import TRAINER_FIGURES
 from jaxnet.training.plan import RunPlan
 from jaxnet.training.processes import ProcessGroup, join
@@ -70,7 +71,7 @@ class Experiment:
         given_tests: the test examples, if they are open.
         model: as it is evaluated; of an ensemble, all members as one.
         optimizer: the Optax transformation.
-        learning_rate: as a function of the step.
+        learning_rate: as a function of the step; None if the optimizer is an Optax transformation of the config.
         form: the strategy's step on this mesh: its options, its layout, its plan.
         layout: how states lie on the mesh between steps.
         step: `step(state, batch) -> (state, metrics)`, not yet compiled.
@@ -90,7 +91,7 @@ class Experiment:
     given_tests: Source | None
     model: Model
     optimizer: optax.GradientTransformation
-    learning_rate: optax.Schedule
+    learning_rate: optax.Schedule | None
     form: Form
     layout: Layout
     step: Step
@@ -290,9 +291,16 @@ def _ranks(mesh: Mesh) -> int:
 
 def _optimizer(
     config: Config, form: Form, shards: ShardedParams | None, total_steps: int, steps_per_epoch: float
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
+) -> tuple[optax.GradientTransformation, optax.Schedule | None]:
     """The run's optimizer and its learning rate; of an ensemble, that of all members and the first one's."""
-    recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(config.optimizer)]
+    given = config.optimizer
+    if not isinstance(given, Optimizer):
+        own = make_optimizer(given, total_steps)
+        if shards is not None:
+            flat = form.strategy.kind == "sharded"
+            require_elementwise(own, shards.shapes, flat=flat, label=form.strategy.label)
+        return form.optimizer(own), None
+    recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(given)]
     optimizer = make_optimizer(recipes[0], total_steps, shards)
     if config.ensemble.on:
         optimizer = ensemble_optimizer(recipes, total_steps, shards)
@@ -376,7 +384,8 @@ def _checked_variables(
     variables = abstract_variables(model, inputs)
     check_model(config, mode, model, variables, source, inputs)
     check_resolutions(model, variables, phases, inputs)
-    multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
+    if isinstance(config.optimizer, Optimizer):
+        multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
     return variables
 
 

@@ -18,7 +18,7 @@ from jaxnet.config.keys import to_json
 from jaxnet.config.run import Config
 from jaxnet.data import Shard
 from jaxnet.errors import InputError
-from jaxnet.parallel.initial import weights_digest
+from jaxnet.training.initial import weights_digest
 
 # ---- What must be the same on all processes of a run, and what a run that is continued should find as it was
 

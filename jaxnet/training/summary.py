@@ -11,6 +11,7 @@ import jax
 from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import has_classes
 from jaxnet.ensembles import ensemble_summary
+from jaxnet.optimizer import optimizer_text
 from jaxnet.tasks.task import metric_text
 from jaxnet.training.best import BestEvaluation
 from jaxnet.training.checkpointing import Start
@@ -56,8 +57,7 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: Path) -> Itera
     counts = f"{experiment.source.num_examples:,} training{validation} and {experiment.tests.num_examples:,} test"
     yield "data", f"{_name(config.data)}, {counts} examples: {_example(experiment)}"
     yield "steps", f"{experiment.total_steps:,}, of {config.batch_size:,} examples: {config.epochs:g} epochs"
-    rate = f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.schedule}"
-    yield "optimizer", f"{config.optimizer.name}, {rate}, seed {config.seed}"
+    yield "optimizer", f"{optimizer_text(config.optimizer)}, seed {config.seed}"
     when = _WHEN[strategy.when].format(every=experiment.form.round_steps)
     yield "strategy", f"{strategy.label}, {when}, mode {experiment.form.options.mode}"
     if strategy.kind != "xla" and strategy.expression != strategy.label:

@@ -222,8 +222,9 @@ def test_splits_that_are_not_there_are_refused(toy):
     for split in ("validation", "train[:0]", "train[:1"):
         with pytest.raises(InputError, match=r"no split .* Set train_split and test_split"):
             TFDS(**vars(toy) | {"train_split": split}).load("train")
-    with pytest.raises(InputError, match="split 'validation' does not exist"):
+    with pytest.raises(InputError, match="toy has no split 'validation': Unknown split"):
         toy.load("validation")
+    assert toy.load("train[:3]").num_examples == 3
 
 
 @pytest.mark.parametrize("in_memory_bytes", [0, 2**30])

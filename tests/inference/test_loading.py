@@ -25,9 +25,9 @@ def steps(workdir):
     return sorted(path.name for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
 
 
-def rewrite(workdir, change):
-    """Change what the newest manifest says, and seal it as its writer would."""
-    step = workdir / "checkpoints" / steps(workdir)[-1]
+def rewrite(workdir, change, which=-1):
+    """Change what a manifest says, the newest by default, and seal it as its writer would."""
+    step = workdir / "checkpoints" / steps(workdir)[which]
     about = manifest.check(step).about
     change(about)
     (step / manifest.NAME).unlink()
@@ -67,10 +67,8 @@ def test_a_workdir_its_checkpoints_one_of_them_and_a_step(workdir):
 
 
 def test_the_most_accurate_one(copy):
-    def worse(about):
-        about["metrics"]["accuracy"] = 0.0
-
-    rewrite(copy, worse)
+    for which, accuracy in ((0, 0.9), (-1, 0.8)):
+        rewrite(copy, lambda about, accuracy=accuracy: about["metrics"].update(accuracy=accuracy), which)
     assert load_network(copy, best=True).where.endswith(steps(copy)[0])
 
 

@@ -14,8 +14,9 @@ from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, from_linen
 from jaxnet.optimizer import Optimizer
-from jaxnet.parallel.initial import initial_values, weights_digest
+from jaxnet.training.initial import initial_values, weights_digest
 from jaxnet.training.prepare import prepare
+from jaxnet.training.trainer import train as front_door
 from jaxnet.weights import WeightsMetadata, write_variables
 from support.refusals import says
 from support.runs import train
@@ -146,6 +147,44 @@ def test_a_state_dict_of_pytorch_is_pointed_to_the_import(tmp_path):
     path.write_bytes(b"PK\x03\x04" + bytes(40))
     with pytest.raises(InputError, match=rf"{path} is a file of PyTorch; convert it: jaxnet import --from torchvision"):
         evaluated(replace(CONFIG, initial_weights=str(path)))
+
+
+# ---- From a run ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run, and what its last state is evaluated by."""
+    workdir = tmp_path_factory.mktemp("trained")
+    run = front_door(replace(CONFIG, average_decay=0.5, epochs=2, hosts=2), workdir, quiet=True)
+    params, stats = run.experiment.layout.evaluated(run.state)
+    return workdir, flatten_dict(jax.device_get({"params": params, **stats}), sep="/")
+
+
+@pytest.mark.parametrize("strategy", ["hierarchical", "zero"])
+def test_a_run_begins_where_another_one_ended(trained, strategy):
+    workdir, values = trained
+    config = replace(CONFIG, strategy=strategy, seed=5)
+    assert_same(evaluated(replace(config, initial_weights=str(workdir))), values)
+    assert_same(evaluated(replace(config, initial_weights=str(workdir / "checkpoints/000004"))), values)
+
+
+def test_a_run_says_which_one_it_goes_on_from(trained, tmp_path, capsys):
+    workdir, values = trained
+    train(replace(CONFIG, initial_weights=str(workdir)), tmp_path)
+    line = f"{len(values)} variables begin as those of {workdir}/checkpoints/000004"
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_runs_that_cannot_be_gone_on_from(trained, tmp_path):
+    workdir, _ = trained
+    with pytest.raises(InputError, match=r"there is no checkpoint in .*: wanted the workdir of a run"):
+        evaluated(replace(CONFIG, initial_weights=str(tmp_path)))
+    wider = replace(CONFIG, model=MODEL.clone(hidden=16), initial_weights=str(workdir))
+    with pytest.raises(InputError, match=r"initial_weights=.*holds other parameters than this model: .*dense_0"):
+        evaluated(wider)
+    assert weights_digest(str(workdir)) == weights_digest(str(workdir / "checkpoints/000004"))
+    assert weights_digest(str(tmp_path)).startswith("there is no checkpoint in")
 
 
 def test_processes_compare_what_they_read(tmp_path):
