@@ -80,7 +80,7 @@ def test_a_training_batch_holds_the_views_that_its_draws_say(imagenet):
         "id": ("int32", (8,)),
     }
     for place, draw in enumerate(draws(5, 24, 32).tolist()):
-        data, label, _ = source.records.read(int(batch["id"][place]))
+        data, label = source.records.read(int(batch["id"][place]))
         np.testing.assert_array_equal(batch["image"][place], TrainingView()(data, draw, 16))
         assert batch["label"][place] == label
 

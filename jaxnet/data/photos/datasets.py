@@ -1,14 +1,15 @@
-"""The data sets of photos that a config names: `Photos` of any kind, and `ImageNet`."""
+"""Data sets of photos that TFDS has prepared: `Photos` of any kind, and `ImageNet`."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxnet.data.photos.decoding import DamagedImage, best_decoder, quiet_pillow
-from jaxnet.data.photos.source import EvaluationPhotos, PhotoRecords, TrainingPhotos
+from jaxnet.data.photos.source import DamageAccount, EncodedPhotos, EvaluationPhotos, PhotoRecords, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.data.source import Source
 from jaxnet.data.tfds import data_directory, find_builder, open_examples, require_prepared
@@ -18,36 +19,24 @@ if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
 
-@dataclass(frozen=True)
-class Photos:
-    """Any data set that TFDS has prepared as ArrayRecord, with encoded images of any sizes. Nothing is downloaded.
+@dataclass(frozen=True, kw_only=True)
+class PhotoDataset(ABC):
+    """Photos of any sizes, decoded and cropped as they are read. A subclass says where from.
 
     Attributes:
-        name: in TFDS's notation: 'imagenet2012', 'name/config' or 'name:1.2.3'.
-        data_dir: where the prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
         size: side of a training image in pixels.
         test_size: side of a test image.
         test_resize: the shorter side of a test photo is resized to this before its centre is cut out.
         view: what training sees of a photo, see `TrainingView`. It flips, so `augmentation.flip` is not needed.
-        train_split: the split that 'train' opens, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
-        test_split: the split that 'test' opens.
-        image_key: the feature that is the image.
-        label_key: the feature that is the label: a ClassLabel.
-        max_damaged: how many damaged records each process may replace by others; one more is an error.
+        max_damaged: how many damaged photos each process may replace by others; one more is an error.
         threads: how many threads read and decode; each holds a batch in memory. None: one for each core of this
             process.
     """
 
-    name: str
-    data_dir: str | None = None
     size: int = 224
     test_size: int = 224
     test_resize: int = 256
     view: TrainingView = field(default_factory=TrainingView)
-    train_split: str = "train"
-    test_split: str = "test"
-    image_key: str = "image"
-    label_key: str = "label"
     max_damaged: int = 100
     threads: int | None = None
 
@@ -64,20 +53,57 @@ class Photos:
         return best_decoder().name
 
     def load(self, split: str) -> Source:
-        """Open 'train', 'test' or, seen as test photos are, a split in TFDS's notation such as 'train[90%:]'.
+        """Open a split: 'train' as training sees it, any other as evaluation does.
 
         Raises:
             InputError: it is absent or has another form; the message says how to get it.
         """
-        builder = find_builder(self.name, data_directory(self.data_dir))
-        require_prepared(self.name, builder)
+        photos = self.encoded(split)
+        _require_readable(photos)
         quiet_pillow()
         threads = self.threads or len(os.sched_getaffinity(0))
         if split == "train":
-            return _checked(TrainingPhotos(self._records(builder, self.train_split), self.view, self.size, threads))
-        view = EvaluationView(self.test_size, self.test_resize)
-        named = self.test_split if split == "test" else split
-        return _checked(EvaluationPhotos(self._records(builder, named), view, threads))
+            return TrainingPhotos(photos, self.view, self.size, threads, DamageAccount(self.max_damaged))
+        return EvaluationPhotos(photos, EvaluationView(self.test_size, self.test_resize), threads)
+
+    @abstractmethod
+    def encoded(self, split: str) -> EncodedPhotos:
+        """Open the encoded photos of a split; InputError, which says how to get it, if it cannot be opened."""
+
+
+def _require_readable(photos: EncodedPhotos) -> None:
+    """Read one photo, so that what cannot be read at all is found now and not in the middle of training."""
+    try:
+        photos.read(0)
+    except DamagedImage as error:
+        raise InputError(f"{photos.name(0)} cannot be read ({error}): {photos.remedy}") from error
+
+
+@dataclass(frozen=True)
+class Photos(PhotoDataset):
+    """Any data set that TFDS has prepared as ArrayRecord, with encoded images of any sizes. Nothing is downloaded.
+
+    Attributes, besides those of `PhotoDataset`:
+        name: in TFDS's notation: 'imagenet2012', 'name/config' or 'name:1.2.3'.
+        data_dir: where the prepared data sets are; None means $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        train_split: the split that 'train' opens, in TFDS's notation: 'train', 'train[:90%]', 'train+validation', ...
+        test_split: the split that 'test' opens.
+        image_key: the feature that is the image.
+        label_key: the feature that is the label: a ClassLabel.
+    """
+
+    name: str
+    data_dir: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    image_key: str = "image"
+    label_key: str = "label"
+
+    def encoded(self, split: str) -> EncodedPhotos:
+        """Open the records of 'train', 'test', or a split in TFDS's notation such as 'validation' or 'train[90%:]'."""
+        builder = find_builder(self.name, data_directory(self.data_dir))
+        require_prepared(self.name, builder)
+        return self._records(builder, {"train": self.train_split, "test": self.test_split}.get(split, split))
 
     def _records(self, builder: tfds.core.DatasetBuilder, split: str) -> PhotoRecords:
         import tensorflow_datasets as tfds
@@ -99,7 +125,7 @@ class Photos:
         origin = f"the data set {self.name}, {split}, in {builder.data_dir}"
         _require_files(builder, origin)
         names = tuple(label.names)
-        return PhotoRecords(records, label.num_classes, *keys, origin, self.max_damaged, class_names=names)
+        return PhotoRecords(records, label.num_classes, *keys, origin, class_names=names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +147,3 @@ def _require_files(builder: tfds.core.DatasetBuilder, origin: str) -> None:
             f"{origin} is damaged: {len(missing)} of its {len(paths)} files are missing, {missing[0]} among them. "
             "Remove its directory and prepare it again"
         )
-
-
-def _checked(source: EvaluationPhotos | TrainingPhotos) -> Source:
-    """Read one record, so that missing or truncated files are found now and not in the middle of training."""
-    try:
-        source.records.read(0)
-    except DamagedImage as error:
-        raise InputError(
-            f"{source.records.origin} is damaged: {error}. Remove its directory and prepare it again"
-        ) from error
-    return source

@@ -22,6 +22,30 @@ from jaxnet.errors import InputError, one_line
 _log = logging.getLogger(__name__)
 
 
+class EncodedPhotos(Protocol):
+    """The encoded photos of one split and their labels, each read when it is asked for; safe in many threads."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def num_classes(self) -> int:
+        """Labels are 0 .. num_classes - 1."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One per class, if the data set has them."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about damaged photos, in errors."""
+
+    def read(self, row: int) -> tuple[bytes, int]:
+        """Return the encoded image and the label of an example; DamagedImage if it cannot be read."""
+
+    def name(self, row: int) -> str:
+        """Return what an example is called in errors and warnings, whether it can be read or not."""
+
+
 class ExampleReader(Protocol):
     """What `PhotoRecords` needs of examples: how many there are, and each by its index."""
 
@@ -46,7 +70,7 @@ def file_name(example: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PhotoRecords:
-    """The encoded photos of one split, with an account of the damaged ones; safe in many threads.
+    """The encoded photos of one split that TFDS has prepared; see `EncodedPhotos`.
 
     Attributes:
         records: the examples.
@@ -54,8 +78,6 @@ class PhotoRecords:
         image_key: the feature that is the encoded image.
         label_key: the feature that is the label.
         origin: the name of the data set in errors and warnings.
-        max_damaged: how many damaged records may be found; one more is an error.
-        damaged: the row of each damaged record found so far, and the reason.
         class_names: one per class, if the data set has them.
     """
 
@@ -64,38 +86,62 @@ class PhotoRecords:
     image_key: str = "image"
     label_key: str = "label"
     origin: str = "the data set"
-    max_damaged: int = 100
-    damaged: dict[int, str] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def read(self, row: int) -> tuple[bytes, int, str]:
-        """Return the encoded image, the label and the file name of an example.
+    @property
+    def remedy(self) -> str:
+        """What to do about damaged records."""
+        return "prepare the data set again"
 
-        Raises DamagedImage if it cannot be read, InputError if the label is not a class.
-        """
+    def read(self, row: int) -> tuple[bytes, int]:
+        """Return the encoded image and the label; InputError if the label is not a class."""
         example = read_example(self.records, row)
         label = int(example[self.label_key])
         require_labels(np.array(label), self.num_classes, f"record {row} of {self.origin}")
-        return example[self.image_key], label, file_name(example)
+        return example[self.image_key], label
 
-    def record_damage(self, row: int, name: str, reason: DamagedImage) -> None:
+    def name(self, row: int) -> str:
+        """Return the number of a record, its file name if it has one, and the data set."""
+        try:
+            name = file_name(read_example(self.records, row))
+        except DamagedImage:
+            name = ""
+        return f"record {row}{name and f' ({name})'} of {self.origin}"
+
+
+# ---- Damage ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DamageAccount:
+    """The damaged photos that a process has met, within a budget; safe in many threads.
+
+    Attributes:
+        max_damaged: how many there may be; one more is an error.
+        damaged: the row of each, and the reason.
+    """
+
+    max_damaged: int = 100
+    damaged: dict[int, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, photos: EncodedPhotos, row: int, reason: DamagedImage) -> None:
         """Record that `row` is damaged, and warn once; InputError if there are too many."""
         with self._lock:
             new = row not in self.damaged
             self.damaged[row] = str(reason)
             count = len(self.damaged)
-        which = f"record {row}{name and f' ({name})'} of {self.origin}"
-        if count > self.max_damaged or count == len(self):
+        if count > self.max_damaged or count == len(photos):
             raise InputError(
-                f"{which} is damaged: {reason}. It is the {count}th, and max_damaged={self.max_damaged} of "
-                f"{len(self)} may be. Prepare the data set again, or raise max_damaged"
+                f"{photos.name(row)} is damaged: {reason}. It is the {count}th, and max_damaged={self.max_damaged} of "
+                f"{len(photos)} may be: {photos.remedy}, or raise max_damaged"
             )
         if new:
-            _log.warning("%s is damaged: %s; another example takes its place (%d so far)", which, reason, count)
+            text = "%s is damaged: %s; another example takes its place (%d so far)"
+            _log.warning(text, photos.name(row), reason, count)
 
 
 # ---- Sources --------------------------------------------------------------------------------------------
@@ -105,7 +151,7 @@ class PhotoRecords:
 class _Photos:
     """What both sources share."""
 
-    records: PhotoRecords
+    records: EncodedPhotos
 
     @property
     def num_examples(self) -> int:
@@ -144,14 +190,13 @@ class EvaluationPhotos(_Photos):
         """Read and decode these examples; InputError if one is damaged."""
         image, label = _empty(len(indices), self.image_shape)
         for place, row in enumerate(indices.tolist()):
-            name = ""
             try:
-                data, label[place], name = self.records.read(row)
+                data, label[place] = self.records.read(row)
                 image[place] = self.view(data)
             except DamagedImage as error:
                 raise InputError(
-                    f"record {row}{name and f' ({name})'} of {self.records.origin} is damaged: {error}. Every example "
-                    "counts in an evaluation: prepare the data set again"
+                    f"{self.records.name(row)} is damaged: {error}. Every example counts in an evaluation: "
+                    f"{self.records.remedy}"
                 ) from error
         return {"image": image, "label": label}
 
@@ -160,13 +205,14 @@ class EvaluationPhotos(_Photos):
 class TrainingPhotos(_Photos):
     """Photos as training sees them: a random part of each, which one 64-bit draw decides.
 
-    A damaged record is replaced by another example. The draw decides that too, so it is the same one on any number
+    A damaged photo is replaced by another example. The draw decides that too, so it is the same one on any number
     of processes.
     """
 
     view: TrainingView
     size: int
     threads: int = 1
+    account: DamageAccount = field(default_factory=DamageAccount)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -175,11 +221,11 @@ class TrainingPhotos(_Photos):
 
     @property
     def damaged(self) -> dict[int, str]:
-        """The rows of the damaged records that this process has met so far, and the reasons."""
-        return self.records.damaged
+        """The rows of the damaged photos that this process has met so far, and the reasons."""
+        return self.account.damaged
 
     def at_size(self, size: int) -> TrainingPhotos:
-        """Return the same photos at another size; both share the account of damaged records."""
+        """Return the same photos at another size; both share the account of damaged ones."""
         return dataclasses.replace(self, size=size)
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -197,16 +243,15 @@ class TrainingPhotos(_Photos):
 
     def _one(self, row: int, draw: int) -> tuple[np.ndarray, int, int]:
         for candidate in self._candidates(row, draw):
-            name = ""
             try:
-                data, label, name = self.records.read(candidate)
+                data, label = self.records.read(candidate)
                 return self.view(data, draw, self.size), label, candidate
             except DamagedImage as error:
-                self.records.record_damage(candidate, name, error)
+                self.account.add(self.records, candidate, error)
         raise AssertionError("there is always another candidate")
 
     def _candidates(self, row: int, draw: int) -> Iterator[int]:
-        while True:  # `record_damage` ends it when every record is damaged
+        while True:  # `DamageAccount.add` ends it when every photo is damaged
             yield row
             draw = mix_bits(draw)
             row = draw % self.num_examples
