@@ -12,7 +12,8 @@ Data sets that a config names:
 - `Digits`, `Diabetes`, `Synthetic`: come with the package, no download.
 - `FashionMNIST`: read from its IDX files, prepared once.
 - `TFDS`: anything that TensorFlow Datasets has prepared, with images of one size.
-- `Photos`, `ImageNet`: photos of any size, with the random crops of `TrainingView`.
+- `ImageFolder`: class folders of JPEG and PNG pictures of any size, with the random crops of `TrainingView`.
+- `Photos`, `ImageNet`: the same for photos that TFDS has prepared.
 - `Text`, `PythonTopics`: text as bytes, in windows.
 - `Arrays`, `Items`: your own, as NumPy arrays by name or as anything with a length and items.
 
@@ -45,7 +46,7 @@ from jaxnet.data.batches import (
 from jaxnet.data.builtin import Diabetes, Digits, Synthetic
 from jaxnet.data.fashion_mnist import FashionMNIST
 from jaxnet.data.holdout import hold_out
-from jaxnet.data.photos import ImageNet, Photos, TrainingView
+from jaxnet.data.photos import ImageFolder, ImageNet, Photos, TrainingView
 from jaxnet.data.source import (
     ArraySource,
     Dataset,
@@ -70,6 +71,7 @@ __all__ = [
     "Diabetes",
     "Digits",
     "FashionMNIST",
+    "ImageFolder",
     "ImageNet",
     "Inputs",
     "Items",
