@@ -1,6 +1,7 @@
 """How many photos a second the input pipeline decodes, crops and resizes to 224x224, and who else does how many.
 
     python benchmarks/decode.py [--json] [--rounds 7] [--images 1024] [--source auto|wallpapers|sklearn|texture]
+    python benchmarks/decode.py --folder 20000 [--json] [--rounds 7] [--images 1024]
 
 The photos are crops of 500x400 of real ones, encoded again at quality 96 (about 100 KB, as ImageNet's are): of
 Debian's lomiri-wallpapers-16.04 if it is installed, else of scikit-learn's two, else texture made on the spot. The
@@ -12,6 +13,10 @@ and give batches of 64. They take turns, so that a busy machine slows all of the
   torch-style            one file an image, Image.open, convert, resize(box=...), as torchvision's ImageFolder does it
   tf.data, N threads     decode_and_crop_jpeg and bilinear resize from files, if TensorFlow can be imported
 Rates are by the clock, and by the processor time of all threads: images a core-second.
+
+With --folder N other photos are read: N pieces of 256x256 of generated texture in ten classes, by ImageFolder from
+class folders and by ImageNet from ArrayRecord files of the same bytes. Then a fresh process for each reads three
+epochs, and says how much memory it holds once it has begun and after each epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -36,12 +41,13 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 
-from jaxnet.data import ImageNet, Shard, train_batches
+from jaxnet.data import ImageFolder, ImageNet, Shard, train_batches
 from jaxnet.data.photos import decoding, views
 from jaxnet.data.photos.crops import random_box
 
 WALLPAPERS = Path("/usr/share/backgrounds")
 HEIGHT, WIDTH, SIZE, BATCH = 400, 500, 224, 64
+SIDE, CLASSES = 256, 10  # of the pictures of --folder
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 Batches = Callable[[], Iterator[Any]]
 Rates = tuple[float, float]  # images a second by the clock, and by processor time
@@ -67,23 +73,29 @@ def originals(source: str) -> tuple[str, list[Image.Image]]:
 
 def make_photos(source: str, count: int) -> tuple[str, list[bytes]]:
     name, pictures = originals(source)
-    place, files = random.Random(0), []
+    return name, list(pieces(pictures, count, WIDTH, HEIGHT))
+
+
+def pieces(pictures: list[Image.Image], count: int, width: int, height: int) -> Iterator[bytes]:
+    """Files of pieces that are cut at random places."""
+    place = random.Random(0)
     for picture in itertools.islice(itertools.cycle(pictures), count):
-        left, top = place.randint(0, picture.width - WIDTH), place.randint(0, picture.height - HEIGHT)
+        left, top = place.randint(0, picture.width - width), place.randint(0, picture.height - height)
         file = io.BytesIO()
-        picture.crop((left, top, left + WIDTH, top + HEIGHT)).save(file, "JPEG", quality=96)
-        files.append(file.getvalue())
-    return name, files
+        picture.crop((left, top, left + width, top + height)).save(file, "JPEG", quality=96)
+        yield file.getvalue()
 
 
-def write_record_files(root: Path, files: list[bytes]) -> None:
+def write_record_files(root: Path, files: Iterable[bytes], per_shard: int = 100) -> None:
+    """Write TFDS's ImageNet of these files; the label of the i-th is i % CLASSES."""
     import tensorflow_datasets as tfds
 
     info = tfds.builder("imagenet2012", data_dir=root, file_format="array_record").info
     Path(info.data_dir).mkdir(parents=True)
-    writer = tfds.core.SequentialWriter(info, max_examples_per_shard=100, file_format="array_record")
+    writer = tfds.core.SequentialWriter(info, max_examples_per_shard=per_shard, file_format="array_record")
     writer.initialize_splits(["train"])
-    writer.add_examples({"train": [{"image": f, "label": 0, "file_name": f"{i}"} for i, f in enumerate(files)]})
+    for i, file in enumerate(files):
+        writer.add_examples({"train": [{"image": file, "label": i % CLASSES, "file_name": f"{i}"}]})
     writer.close_all()
 
 
@@ -222,14 +234,7 @@ def measure(source: str, rounds: int, images: int) -> dict[str, Any]:
         for path, file in zip(paths, files, strict=True):
             path.write_bytes(file)
         write_record_files(root / "tfds", files)
-        found: dict[str, list[Rates]] = {}
-        for _, (who, of) in itertools.product(range(rounds), contestants(root / "tfds", paths, stack).items()):
-            found.setdefault(who, []).append(of(images))
-    medians = {
-        who: {"images_per_second": statistics.median(r[0] for r in several),
-              "images_per_core_second": statistics.median(r[1] for r in several)}
-        for who, several in found.items()
-    }  # fmt: skip
+        medians = in_turn(contestants(root / "tfds", paths, stack), rounds, images)
     one, two, apart = (medians[f"ours, {n}"]["images_per_second"] for n in ("1 thread", "2 threads", "2 processes"))
     return {
         "photos": f"{WIDTH}x{HEIGHT} of {name}, {statistics.mean(map(len, files)) / 1e3:.0f} KB each",
@@ -240,20 +245,108 @@ def measure(source: str, rounds: int, images: int) -> dict[str, Any]:
     }
 
 
+def in_turn(contestants: Mapping[str, Callable[[int], Rates]], rounds: int, images: int) -> dict[str, dict[str, float]]:
+    """The median rates of each."""
+    found: dict[str, list[Rates]] = {}
+    for _, (who, of) in itertools.product(range(rounds), contestants.items()):
+        found.setdefault(who, []).append(of(images))
+    return {
+        who: {"images_per_second": statistics.median(r[0] for r in several),
+              "images_per_core_second": statistics.median(r[1] for r in several)}
+        for who, several in found.items()
+    }  # fmt: skip
+
+
+# ---- A folder of pictures -------------------------------------------------------------------------------
+
+FORMS = ("folder", "records")
+
+
+def write_folder(root: Path, files: Iterable[bytes]) -> None:
+    for i, file in enumerate(files):
+        path = root / f"train/{i % CLASSES}/{i:06}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file)
+
+
+def batches_of(form: str, root: Path, threads: int) -> Batches:
+    if form == "records":
+        return ours(root / "records", threads)
+    source = ImageFolder(str(root / "folder"), size=SIZE, threads=threads).load("train")
+    return lambda: train_batches(source, batch_size=BATCH, seed=0, shard=Shard(0, 1))
+
+
+def resident_megabytes() -> float:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1e3
+
+
+def memory(form: str, root: Path, count: int) -> list[float]:
+    """Megabytes that a process holds after four batches, and after each of three epochs; in a process of its own."""
+    them = ready(batches_of(form, root, 2))
+    held = [resident_megabytes()]
+    for _ in range(3):
+        for _ in range(count // BATCH):
+            next(them)
+        held.append(resident_megabytes())
+    return held
+
+
+def measure_folder(count: int, rounds: int, images: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        name, pictures = originals("texture")
+        write_folder(root / "folder", pieces(pictures, count, SIDE, SIDE))
+        write_record_files(root / "records", (path.read_bytes() for path in numbered(root / "folder")), per_shard=1000)
+        size = statistics.mean(path.stat().st_size for path in numbered(root / "folder"))
+        start = time.perf_counter()
+        ImageFolder(str(root / "folder")).load("train")
+        listed = time.perf_counter() - start
+        several = {
+            f"{form}, {n} thread{'s' * (n > 1)}": partial(rates, batches_of(form, root, n))
+            for n in (1, 2)
+            for form in FORMS
+        }
+        medians = in_turn(several, rounds, images)
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            held = {form: pool.apply(memory, (form, root, count)) for form in FORMS}
+    return {
+        "photos": f"{count:,} of {SIDE}x{SIDE} of {name}, {size / 1e3:.0f} KB each, in {CLASSES} classes",
+        "decoder": decoding.best_decoder().name,
+        "seconds_to_list_the_folder": listed,
+        "rates": medians,
+        "megabytes": held,
+    }
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The files of a folder in the order in which they were written."""
+    return sorted(folder.glob("train/*/*.jpg"), key=lambda path: path.name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, default=1024, help="that each gives in a round")
     parser.add_argument("--source", choices=["auto", "wallpapers", "sklearn", "texture"], default="auto")
+    parser.add_argument("--folder", type=int, metavar="N", help="read N pictures from class folders, and from records")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
-    report = measure(arguments.source, arguments.rounds, arguments.images)
+    if arguments.folder:
+        report = measure_folder(arguments.folder, arguments.rounds, arguments.images)
+    else:
+        report = measure(arguments.source, arguments.rounds, arguments.images)
     if arguments.json:
         print(json.dumps(report))
         return
     print(f"{report['photos']}; ours decodes with {report['decoder']}")
     for who, rate in report["rates"].items():
         print(f"{who:18} {rate['images_per_second']:7.0f} images/s {rate['images_per_core_second']:7.0f} a core-second")
+    if arguments.folder:
+        print(f"the folder is listed in {report['seconds_to_list_the_folder']:.2f} s")
+        for form, held in report["megabytes"].items():
+            print(f"{form:8} MB held at the start and after each epoch: {', '.join(f'{each:.0f}' for each in held)}")
+        return
     print(f"two threads of ours give {report['two_threads_to_one']:.2f} times what one gives", end=", ")
     print(f"two processes {report['two_processes_to_one']:.2f} times")
 
