@@ -59,6 +59,21 @@ def described(leaves: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
 
 
+def shapes_of(description: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of which `described` has made a description; ValueError if it has not.
+
+    >>> shapes_of({'a': 'float32[2,3]', 'b': 'int32[]'})
+    {'a': ShapeDtypeStruct(shape=(2, 3), dtype=float32), 'b': ShapeDtypeStruct(shape=(), dtype=int32)}
+    """
+
+    def of(text: str) -> jax.ShapeDtypeStruct:
+        dtype, _, rest = text.partition("[")
+        sizes = tuple(int(size) for size in rest.removesuffix("]").split(",") if size)
+        return jax.ShapeDtypeStruct(sizes, np.dtype(dtype))
+
+    return {name: of(text) for name, text in description.items()}
+
+
 def differences(got: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
     """Return one phrase for each leaf in which two descriptions differ.
 

@@ -1,22 +1,30 @@
-"""`jaxnet predict` classifies image files with a trained network; `jaxnet export` writes it as StableHLO."""
+"""`jaxnet predict` says what a trained network makes of files; `jaxnet export` writes it as StableHLO."""
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxnet.command_line import Commands, Parser, given_path, positive
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
+    from jaxnet.data import Inputs
     from jaxnet.inference import Predictor
 
 _PREDICT_DESCRIPTION = """\
-Classify JPEG and PNG files. TRAINED is a workdir (its newest good checkpoint is taken), one checkpoint, or a file of
-`jaxnet import` or `jaxnet export`. Images are turned upright as their camera recorded, then prepared as the run
-prepared its test images. A file that cannot be read is named, the others are classified, and the exit status is 1."""
+Say what a trained network makes of files. TRAINED is a workdir (its newest good checkpoint is taken), one checkpoint,
+or a file of `jaxnet import` or `jaxnet export`.
+
+Pictures, JPEG and PNG, are classified: turned upright as their camera recorded, then prepared as the run prepared its
+test images. A file that cannot be read is named, the others are classified, and the exit status is 1.
+
+Networks for other data take .npz files with arrays by name, or .csv files with an example a line, and a language model
+of bytes takes beginnings of texts with --continue."""
 
 _PREDICT_EXAMPLES = """\
 examples:
@@ -24,6 +32,8 @@ examples:
   jaxnet predict runs/digits --best --json --top-k 3 photos/
   find . -name '*.jpg' | jaxnet predict runs/imagenet --labels names.txt -
   jaxnet predict alexnet.safetensors cat.jpg
+  jaxnet predict runs/diabetes --config configs/diabetes.py patients.csv
+  jaxnet predict runs/text_transformer --continue 200 'The "with" statement'
 """
 
 _DAMAGED_STATUS = 1
@@ -33,20 +43,40 @@ def add_predict(commands: Commands) -> None:
     """Add `predict` to the commands of `jaxnet`."""
     parser = commands.add_parser(
         "predict",
-        help="classify images with what was trained",
+        help="classify images, or say what else was learned",
         description=_PREDICT_DESCRIPTION,
         epilog=_PREDICT_EXAMPLES,
     )
     parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, a directory, or - for paths from stdin")
+    parser.add_argument(
+        "images", nargs="+", metavar="INPUT", help="a file, a directory of pictures, or - for paths from stdin"
+    )
     add_choice(parser)
     parser.add_argument(
         "--top-k", type=positive, default=5, metavar="K", help="classes to show for each image; default 5"
     )
     parser.add_argument("--labels", type=given_path, metavar="FILE", help="names of the classes, one on each line")
-    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images in a batch; default 32")
+    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="examples in a batch; default 32")
+    parser.add_argument(
+        "--continue", type=positive, dest="count", metavar="N", help="take each INPUT as a text, and write N bytes more"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=0.0,
+        metavar="T",
+        help="of --continue: 0, the default: the likeliest byte; 1: drawn as the network says",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of these draws; default 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object on each line")
     parser.set_defaults(run=run_predict)
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text} must be 0 to 100")
+    return value
 
 
 def add_choice(parser: Parser) -> None:
@@ -55,7 +85,7 @@ def add_choice(parser: Parser) -> None:
     which.add_argument(
         "--step", type=positive, metavar="N", help="take the checkpoint of that step; default: the newest"
     )
-    which.add_argument("--best", action="store_true", help="take the most accurate checkpoint")
+    which.add_argument("--best", action="store_true", help="take the checkpoint that was best on validation examples")
     parser.add_argument("--model", metavar="NAME", help="network of a .safetensors file that does not name it")
     parser.add_argument(
         "--config", type=given_path, metavar="FILE", help="a config, for models of your own; FILE is run"
@@ -67,26 +97,54 @@ def add_choice(parser: Parser) -> None:
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Load, classify, print."""
+    """Load, predict, print."""
+    from jaxnet.data import Inputs
     from jaxnet.data.photos.decoding import quiet_pillow
-    from jaxnet.data.source import PILLOW_MODES
     from jaxnet.inference import load
-    from jaxnet.inference.answers import read_labels
     from jaxnet.training.display import show_warnings
 
     show_warnings()
     quiet_pillow()
     choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}
     predictor = load(args.trained, **choice, batch=args.batch)
-    if (channels := predictor.inputs.image_shape[-1]) not in PILLOW_MODES:
+    if args.count is not None:
+        return _continue(predictor, args)
+    if isinstance(predictor.inputs, Inputs):
+        return _classify(predictor, predictor.inputs, args)
+    return _rows(predictor, predictor.inputs, args)
+
+
+def _continue(predictor: "Predictor", args: argparse.Namespace) -> int:
+    from jaxnet.inference.rows import continued
+
+    for text in args.images:
+        made = continued(predictor, os.fsencode(text), args.count, temperature=args.temperature, seed=args.seed)
+        shown = made.decode(errors="replace")
+        print(json.dumps({"text": text, "continued": shown}) if args.json else text + shown, flush=True)
+    return 0
+
+
+def _rows(predictor: "Predictor", example: "Mapping[str, Any]", args: argparse.Namespace) -> int:
+    from jaxnet.inference.rows import read_rows, row_lines
+
+    for name in args.images:
+        for line in row_lines(predictor(read_rows(Path(name), example)), as_json=args.json):
+            print(line, flush=True)
+    return 0
+
+
+def _classify(predictor: "Predictor", inputs: "Inputs", args: argparse.Namespace) -> int:
+    from jaxnet.data.source import PILLOW_MODES
+    from jaxnet.inference.answers import read_labels
+
+    if (channels := inputs.image_shape[-1]) not in PILLOW_MODES:
         raise InputError(
             f"{args.trained} takes images of {channels} channels, and files give {', '.join(map(str, PILLOW_MODES))}; "
             "give it arrays in Python: jaxnet.inference.load(...)(images)"
         )
     if args.labels:
-        names = read_labels(args.labels, predictor.inputs.num_classes)
-        predictor.inputs = dataclasses.replace(predictor.inputs, class_names=names)
-    return _print(predictor, args)
+        inputs = dataclasses.replace(inputs, class_names=read_labels(args.labels, inputs.num_classes))
+    return _print(predictor, inputs, args)
 
 
 def _paths(stdin: Iterable[bytes]) -> Iterator[str]:
@@ -97,7 +155,7 @@ def _paths(stdin: Iterable[bytes]) -> Iterator[str]:
         yield os.fsdecode(line)
 
 
-def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
+def _print(predictor: "Predictor", inputs: "Inputs", args: argparse.Namespace) -> int:
     from jaxnet.inference.answers import as_json, as_text, image_files
 
     count = damaged = 0
@@ -106,11 +164,11 @@ def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
         count += 1
         damaged += prediction.probabilities is None
         if args.json:
-            print(as_json(prediction, predictor.inputs, args.top_k), flush=True)
+            print(as_json(prediction, inputs, args.top_k), flush=True)
         elif prediction.probabilities is None:
-            print(f"error: {as_text(prediction, predictor.inputs, args.top_k)}", file=sys.stderr, flush=True)
+            print(f"error: {as_text(prediction, inputs, args.top_k)}", file=sys.stderr, flush=True)
         else:
-            print(as_text(prediction, predictor.inputs, args.top_k), flush=True)
+            print(as_text(prediction, inputs, args.top_k), flush=True)
     if not count:
         raise InputError(f"there is no JPEG or PNG file in {', '.join(args.images)}")
     return _DAMAGED_STATUS if damaged else 0
@@ -120,9 +178,10 @@ def _print(predictor: "Predictor", args: argparse.Namespace) -> int:
 
 
 _EXPORT_DESCRIPTION = """\
-Write a trained network as a StableHLO program: uint8 images in, probabilities out, normalization included. JAX alone
-runs it, with jax.export.deserialize(bytearray(pathlib.Path(FILE).read_bytes())).call(images). `jaxnet predict FILE`
-runs it too, and needs FILE.json beside it. The program is for the platforms named; it was tested on the CPU only."""
+Write a trained network as a StableHLO program: uint8 images in, probabilities out, normalization included; of other
+data, arrays by name in, and what the task says of them out. JAX alone runs it, with
+jax.export.deserialize(bytearray(pathlib.Path(FILE).read_bytes())).call(images). `jaxnet predict FILE` runs it too, and
+needs FILE.json beside it. The program is for the platforms named; it was tested on the CPU only."""
 
 _EXPORT_EXAMPLES = """\
 examples:

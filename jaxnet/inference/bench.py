@@ -16,7 +16,7 @@ from jaxnet.errors import InputError
 from jaxnet.inference.network import Architecture, Weights, in_dtype
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.classification import ImageClassification
 
 _WARM_UP = 3  # calls of each program that are not timed
 
@@ -79,10 +79,10 @@ def bench_inference(
     Raises:
         InputError: there is no such network, or it does not take such images.
     """
-    architecture = _architecture(name, dtype, width, image)
+    architecture, shape = _architecture(name, dtype, width, image)
     device = jax.devices()[0]
     weights = in_dtype(jax.device_put(_random_weights(architecture), device), dtype)
-    pixels = np.random.default_rng(0).integers(0, 256, (max(batches), *architecture.inputs.image_shape), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (max(batches), *shape), np.uint8)
     images = [jax.device_put(pixels[:batch], device) for batch in batches]
     programs = [_compiled(architecture, weights, batch) for batch in images]
     for (program, _), batch in zip(programs, images, strict=True):
@@ -98,7 +98,7 @@ def bench_inference(
     counted = [leaf for leaf_name, leaf in weights.items() if leaf_name.startswith("params/")]
     return LatencyReport(
         model=name,
-        image_shape=architecture.inputs.image_shape,
+        image_shape=shape,
         dtype=dtype,
         width=width,
         device=device.device_kind,
@@ -109,16 +109,18 @@ def bench_inference(
     )
 
 
-def _architecture(name: str, dtype: str, width: float, image: int | None) -> Architecture:
+def _architecture(name: str, dtype: str, width: float, image: int | None) -> tuple[Architecture, tuple[int, int, int]]:
+    """Return a network of the zoo, and the shape of its images."""
     if name not in ZOO:
         raise InputError(f"--model {name}: there is no such network; {nearest(name)}")
     entry = ZOO[name]
     height, wide, channels = entry.image
     shape = (height, wide, channels) if image is None else (image, image, channels)
     module = entry.build(num_classes=entry.classes, width=width)
-    architecture = Architecture(module, Pixels(), Inputs(shape, entry.classes)).in_dtype(dtype)
+    inputs = Inputs(shape, entry.classes)
+    architecture = Architecture(module, ImageClassification(), inputs).in_dtype(dtype)
     architecture.check(f"--model {name} --image {shape[0]}")
-    return architecture
+    return architecture, shape
 
 
 def _random_weights(architecture: Architecture) -> dict[str, np.ndarray]:
@@ -135,7 +137,7 @@ def _random_weights(architecture: Architecture) -> dict[str, np.ndarray]:
 
 def _compiled(architecture: Architecture, weights: Weights, images: jax.Array) -> tuple[jax.stages.Compiled, float]:
     options = inference_options(jax.default_backend())
-    lowered = jax.jit(architecture.probabilities, compiler_options=options).lower(weights, images)
+    lowered = jax.jit(architecture.predictions, compiler_options=options).lower(weights, images)
     started = time.perf_counter()
     return lowered.compile(), time.perf_counter() - started
 

@@ -1,8 +1,10 @@
-"""Write and read a trained network as a StableHLO program that JAX alone runs, from uint8 images to probabilities.
+"""Write and read a trained network as a StableHLO program that JAX alone runs: from images to probabilities.
+
+Of networks for other data: from arrays by name to what the task says of them.
 
     FILE                        what jax.export serializes
     FILE.weights.safetensors    the weights, if they are not inside
-    FILE.json                   images and classes, the version of JAX, and the digests of the others
+    FILE.json                   what it takes, the version of JAX, and the digests of the others
 
 An older description is deleted first and the new one is written last, so a description is there only while all files
 belong together.
@@ -10,7 +12,7 @@ belong together.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from jax import export as jax_export
 from safetensors.numpy import save_file
 
+from jaxnet.checkpoints.leaves import described, named_leaves, nested, shapes_of
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.network import Network
@@ -59,7 +62,7 @@ def export(
     program = bytes(_exported(network, batch, platforms, separate_weights).serialize())
     description: dict[str, Any] = {
         "format": FORMAT,
-        "inputs": network.architecture.inputs.as_json(),
+        **_described(network.architecture.inputs),
         "batch": batch,
         "jax": jax.__version__,
         "platforms": list(platforms),
@@ -78,6 +81,12 @@ def export(
     return [out, *([weights_path(out)] * separate_weights), description_path(out)]
 
 
+def _described(inputs: Inputs | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(inputs, Inputs):
+        return {"inputs": inputs.as_json()}
+    return {"example": described(named_leaves(dict(inputs)))}
+
+
 def description_path(out: Path) -> Path:
     """Return where the description of an exported program is."""
     return out.with_name(f"{out.name}.json")
@@ -91,13 +100,13 @@ def weights_path(out: Path) -> Path:
 def _exported(network: Network, batch: int | None, platforms: Sequence[str], separate: bool) -> jax_export.Exported:
     architecture, weights = network.architecture, network.weights
     size = jax_export.symbolic_shape("batch")[0] if batch is None else batch
-    images = architecture.images(size)
+    given = architecture.given(size)
     try:
         if separate:
             shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in weights.items()}
-            return jax_export.export(jax.jit(architecture.probabilities), platforms=platforms)(shapes, images)
-        program = jax.jit(lambda images: architecture.probabilities(weights, images))
-        return jax_export.export(program, platforms=platforms)(images)
+            return jax_export.export(jax.jit(architecture.predictions), platforms=platforms)(shapes, given)
+        program = jax.jit(lambda given: architecture.predictions(weights, given))
+        return jax_export.export(program, platforms=platforms)(given)
     except Exception as error:  # not every network can be traced with a symbolic size, or lowered for every platform
         hint = "; try a fixed size with --batch" if batch is None else ""
         raise InputError(f"{network.where} cannot be exported for {', '.join(platforms)}: {error}{hint}") from error
@@ -143,8 +152,8 @@ def load_exported(path: Path, batch: int = 32) -> Predictor:
         arguments = (jax.device_put(weights, jax.devices()[0]),)
     run = jax.jit(exported.call, compiler_options=inference_options(jax.default_backend()))
     sizes = batch_sizes(batch) if about["batch"] is None else (about["batch"],)
-    inputs = Inputs.from_json(about["inputs"])
-    return Predictor(lambda images: np.asarray(run(*arguments, images)), inputs, sizes, str(path))
+    inputs = Inputs.from_json(about["inputs"]) if "inputs" in about else nested(shapes_of(about["example"]))
+    return Predictor(lambda given: jax.device_get(run(*arguments, given)), inputs, sizes, str(path))
 
 
 def _description(path: Path) -> dict[str, Any]:
@@ -159,8 +168,9 @@ def _description(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise InputError(f"{beside} is damaged: {error}") from error
-    keys = ("inputs", "batch", "jax", "sha256", "weights_sha256")
-    if not isinstance(about, dict) or about.get("format") != FORMAT or any(key not in about for key in keys):
+    keys = ("batch", "jax", "sha256", "weights_sha256")
+    whole = isinstance(about, dict) and all(key in about for key in keys) and ("inputs" in about or "example" in about)
+    if not whole or about.get("format") != FORMAT:
         raise InputError(f"{beside} does not describe an exported network: wanted the format {FORMAT!r}")
     return about
 

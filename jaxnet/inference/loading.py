@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves, steps_at
-from jaxnet.checkpoints.leaves import described, differences_text
+from jaxnet.checkpoints.leaves import described, differences_text, nested, shapes_of
 from jaxnet.config.file import load_config
 from jaxnet.config.keys import in_todays_keys
 from jaxnet.data import Inputs, inputs_of, open_split
@@ -19,14 +18,12 @@ from jaxnet.errors import InputError
 from jaxnet.inference.export import load_exported
 from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
 from jaxnet.inference.predictor import Predictor, batch_sizes
-from jaxnet.inference.settings import rebuild_data, rebuild_model, rebuild_pixels, with_trained_values
+from jaxnet.inference.settings import rebuild_data, rebuild_model, rebuild_task, with_trained_values
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.classification import ImageClassification, Pixels
 from jaxnet.training.initial import saved_names
 from jaxnet.weights import HALVES, WeightsMetadata, checked_pixels, is_auxiliary, read_variables
-
-_BEST = Best("accuracy", "max")
 
 
 def load(
@@ -40,16 +37,16 @@ def load(
     member: int | None = None,
     batch: int = 32,
 ) -> Predictor:
-    """Return a trained network, ready to be called with images, on the first device.
+    """Return a trained network, ready to be called with images or with arrays by name, on the first device.
 
     Args:
         path: the workdir of a run, its checkpoints, one of them, a .safetensors file that `jaxnet import` wrote, or a
             program that `jaxnet export` wrote.
         step: load the checkpoint of this step; default: the newest intact one.
-        best: load the most accurate checkpoint instead.
+        best: load the checkpoint that was the best on the validation examples instead.
         model: for a file of weights, the network's name in the zoo, if the file does not say it.
-        config: the config that the run was trained with: a Python program, which is run. Needed if the model is not one
-            of jaxnet.models.
+        config: the config that the run was trained with: a Python program, which is run. Needed if the model or the
+            task is not one of jaxnet.
         dtype: the dtype of parameters and computation, instead of the trained one.
         member: load only this network of an ensemble, counted from 0; default: the mean of all predictions.
         batch: the largest batch that is run at once.
@@ -63,9 +60,9 @@ def load(
             raise InputError(f"{path} is a program: leave out step, best, model, config, dtype and member")
         return load_exported(path, batch)
     network = load_network(path, step=step, best=best, model=model, config=config, dtype=dtype, member=member)
-    run = jax.jit(network.architecture.probabilities, compiler_options=inference_options(jax.default_backend()))
+    run = jax.jit(network.architecture.predictions, compiler_options=inference_options(jax.default_backend()))
     return Predictor(
-        lambda images: np.asarray(run(network.weights, images)),
+        lambda given: jax.device_get(run(network.weights, given)),
         network.architecture.inputs,
         batch_sizes(batch),
         network.where,
@@ -97,9 +94,10 @@ def load_network(
         raise InputError(f"{path} is one checkpoint: leave out the choice of a step")
     step = step if named is None else named
     with _require_run(path):
-        found = find_checkpoint(root, step, _BEST if best else None)
+        found = find_checkpoint(root, step, _best(path, config) if best else None)
         architecture = _architecture(found, config)
-        architecture.check(str(found.path))
+        alone = architecture if member is None else dataclasses.replace(architecture, members=1)
+        alone.check(str(found.path))
         weights = _weights(found, architecture)
     return _in_dtype(_member(Network(architecture, weights, str(found.path)), member), dtype)
 
@@ -133,6 +131,17 @@ def _steps(path: Path) -> tuple[Path, int | None]:
     return steps_at(path)
 
 
+def _best(path: Path, config: str | Path | None) -> Best:
+    """Return by which metric the best state of a run was chosen: its task's, as its newest checkpoint says."""
+    found = find_checkpoint(_steps(path)[0])
+    task = (
+        load_config(config).task
+        if config is not None
+        else rebuild_task(in_todays_keys(found.extra["config"]), str(path))
+    )
+    return Best(task.best, task.best_mode)
+
+
 @contextlib.contextmanager
 def _require_run(path: Path) -> Iterator[None]:
     """Turn the errors that the checkpoint of another program causes into one InputError."""
@@ -144,22 +153,26 @@ def _require_run(path: Path) -> Iterator[None]:
 
 def _architecture(found: FoundCheckpoint, config: str | Path | None) -> Architecture:
     where, settings = str(found.path), in_todays_keys(found.extra["config"])
-    pixels = rebuild_pixels(settings, where)
     if config is None:
-        model, data = rebuild_model(settings, where), lambda: rebuild_data(settings, where)
+        task, model = rebuild_task(settings, where), rebuild_model(settings, where)
+        data = lambda: rebuild_data(settings, where)  # noqa: E731
     else:  # the config has the classes; their fields come from the run, whose command line may have changed them
         given = load_config(config)
-        model, data = with_trained_values(given.model, settings, "model."), lambda: given.data
+        task, model = (with_trained_values(getattr(given, key), settings, f"{key}.") for key in ("task", "model"))
+        data = lambda: given.data  # noqa: E731
     members = settings.get("ensemble.members", 1)  # older runs did not save it
     if not isinstance(members, int) or members < 1:
         raise InputError(f"{where}: ensemble.members is {members!r:.80}, wanted a number of at least 1")
-    return Architecture(model, pixels, _inputs(found.extra, data), members)
+    return Architecture(model, task, _inputs(found.extra, data), members)
 
 
-def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs:
-    """Return the saved inputs; if the run saved none, those of its data set."""
-    saved = extra.get("inputs")
-    return inputs_of(open_split(data(), "test")) if saved is None else Inputs.from_json(saved)
+def _inputs(extra: Mapping[str, Any], data: Any) -> Inputs | dict[str, Any]:
+    """Return the saved images and classes, or the saved shapes of an example; older runs saved none: of their data."""
+    if "inputs" in extra:
+        return Inputs.from_json(extra["inputs"])
+    if "example" in extra:
+        return nested(shapes_of(extra["example"]))
+    return inputs_of(open_split(data(), "test"))
 
 
 def _weights(found: FoundCheckpoint, architecture: Architecture) -> Weights:
@@ -204,7 +217,8 @@ def network_of_weights(path: Path, model: str | None = None) -> Network:
     module = entry.build(num_classes=about.num_classes)
     if about.left_out and hasattr(module, "auxiliary"):  # drop heads for training alone, which the file lacks
         module = module.clone(auxiliary=False)
-    architecture = Architecture(module, _pixels(about, name, channels, path), inputs)
+    task = ImageClassification(pixels=_pixels(about, name, channels, path))
+    architecture = Architecture(module, task, inputs)
     architecture.check(str(path))
     # The file may hold more than inference needs, such as auxiliary heads.
     there = {leaf: variables[leaf] for leaf in architecture.shapes if leaf in variables}

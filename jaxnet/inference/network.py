@@ -1,7 +1,7 @@
-"""A trained network as one function, from uint8 images to probabilities.
+"""A trained network as one function, from what it is asked about to what it says: from uint8 images to probabilities.
 
-An `Architecture` is the model, the normalization of its images and its classes; a `Network` is an architecture with
-weights. `load` makes them, `Predictor` calls them, `export` writes them as a program.
+An `Architecture` is the model, its task, and what an example is; a `Network` is an architecture with weights. `load`
+makes them, `Predictor` calls them, `export` writes them as a program.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jaxnet.data import Inputs
 from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError
 from jaxnet.models import Model, abstract_variables, from_linen
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.task import Batch, Task
 
 Weights = dict[str, jax.Array]
 DTYPES = ("float32", "bfloat16", "float16")
@@ -30,15 +30,16 @@ class Architecture:
 
     Attributes:
         model: a Linen module, or a pure model.
-        pixels: how images are normalized.
-        inputs: the images that it takes, and its classes.
-        members: how many networks an ensemble has: weights then lead with [members], and probabilities are the mean of
-            the members'.
+        task: that it was trained for: says what it is called with, and what its outputs say.
+        inputs: the images that it takes, and its classes; of other data, the shapes of the arrays of one example, by
+            name.
+        members: how many networks an ensemble has: weights then lead with [members], and the prediction is their
+            common one.
     """
 
     model: nn.Module | Model
-    pixels: Pixels
-    inputs: Inputs
+    task: Task
+    inputs: Inputs | Mapping[str, Any]
     members: int = 1
 
     @functools.cached_property
@@ -47,8 +48,8 @@ class Architecture:
 
     @functools.cached_property
     def _tree(self) -> Any:
-        images = jax.eval_shape(self.pixels.normalize, self.images(1))
-        variables = abstract_variables(self._pure, images)
+        asked = jax.eval_shape(lambda given: self.task.asked(self._batch(given)), self.given(1))
+        variables = abstract_variables(self._pure, asked)
         return {"params": variables.params, **variables.stats}
 
     @property
@@ -59,23 +60,33 @@ class Architecture:
             return shapes
         return {name: leaf.update(shape=(self.members, *leaf.shape)) for name, leaf in shapes.items()}
 
-    def images(self, count: Any) -> jax.ShapeDtypeStruct:
-        """Return the shape of a batch of `count` images."""
-        return jax.ShapeDtypeStruct((count, *self.inputs.image_shape), "uint8")
+    def given(self, count: Any) -> Any:
+        """Return the shapes of what a prediction of `count` examples is given: images, or arrays by name."""
+        if isinstance(self.inputs, Inputs):
+            return jax.ShapeDtypeStruct((count, *self.inputs.image_shape), "uint8")
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), dict(self.inputs))
 
-    def probabilities(self, weights: Mapping[str, jax.Array], images: jax.Array) -> jax.Array:
-        """Return the probabilities, float32 [batch, classes], of uint8 images [batch, height, width, channels].
+    def _batch(self, given: Any) -> Batch:
+        return {"image": given} if isinstance(self.inputs, Inputs) else given
 
-        Call it inside `jax.jit`.
+    def predictions(self, weights: Mapping[str, jax.Array], given: Any) -> Any:
+        """Return what the task says of examples: of images, the probabilities of classes, float32 [batch, classes].
+
+        Call it inside `jax.jit`. `given` are images, uint8 [batch, height, width, channels], or arrays by name.
         """
+        return self.task.predicted(self._outputs(weights, given))
+
+    def _outputs(self, weights: Mapping[str, jax.Array], given: Any) -> Any:
         if self.members > 1:
             alone = replace(self, members=1)
-            each = [alone.probabilities(member_of(weights, index), images) for index in range(self.members)]
-            return jnp.stack(each).mean(0)
+            each = [alone._outputs(member_of(weights, index), given) for index in range(self.members)]
+            together = self.task.combined(jax.tree.map(lambda *of: jnp.stack(of), *each))
+            if together is None:
+                raise InputError(f"{type(self.task).__name__} has no common prediction of members: choose one of them")
+            return together
         leaves = [weights[name] for name in self.shapes]
         params, stats = split(jax.tree.unflatten(jax.tree.structure(self._tree), leaves))
-        logits, _ = self._pure.apply(params, stats, self.pixels.normalize(images), train=False, keys=None)
-        return jax.nn.softmax(logits.astype(jnp.float32))
+        return self._pure.apply(params, stats, self.task.asked(self._batch(given)), train=False, keys=None)[0]
 
     def in_dtype(self, dtype: str | None) -> "Architecture":
         """Return the same network with its computation in `dtype`, if it has a field for that."""
@@ -88,11 +99,15 @@ class Architecture:
         return replace(self, model=self.model.clone(dtype=dtype))
 
     def check(self, where: str) -> None:
-        """Raise InputError unless the network takes these images and has outputs for these classes."""
+        """Raise InputError unless the network takes these examples and, of images, has outputs for these classes."""
         try:
-            result = jax.eval_shape(self.probabilities, self.shapes, self.images(2))
-        except Exception as error:  # any error of the network about the images
+            result = jax.eval_shape(self.predictions, self.shapes, self.given(2))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        except Exception as error:  # any error of the network about the examples
             raise InputError(f"{where}: the network cannot be built: {error}") from error
+        if not isinstance(self.inputs, Inputs):
+            return
         if len(result.shape) != 2 or result.shape[1] < self.inputs.num_classes:
             raise InputError(
                 f"{where}: the network gives {list(result.shape[1:])} numbers per image for "

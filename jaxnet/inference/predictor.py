@@ -1,23 +1,25 @@
-"""Call a trained network with images, from memory or from files."""
+"""Call a trained network: with arrays from memory, or with picture files."""
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from PIL import Image, ImageOps
 
+from jaxnet.checkpoints.leaves import named_leaves, nested
 from jaxnet.data import Inputs
 from jaxnet.data.photos.decoding import DamagedImage, open_image
 from jaxnet.data.photos.views import centre_crop
 from jaxnet.data.source import PILLOW_MODES, to_mode
 from jaxnet.errors import InputError, one_line
 
-Run = Callable[[np.ndarray], np.ndarray]
+Run = Callable[[Any], Any]
 
 _READERS = min(8, os.cpu_count() or 1)  # each may hold a picture of half a gigabyte
 
@@ -33,47 +35,61 @@ class Prediction(NamedTuple):
 class Predictor:
     """`predictor(images)` is the probability of each class, float32 [n, classes], for uint8 images [n, H, W, C].
 
+    Of a network for other data, `predictor({"features": array, ...})` is what its task says of each example.
+
     Batches are padded to one of a few sizes. Each size is compiled when it is first needed, and no other number of
     images needs a new compilation.
 
     Attributes:
-        inputs: the images that the network takes, and its classes.
+        inputs: the images that the network takes, and its classes; or the shapes of one example's arrays, by name.
         sizes: the batch sizes, in ascending order.
         where: the file that the network comes from.
     """
 
-    def __init__(self, run: Run, inputs: Inputs, sizes: Sequence[int], where: str) -> None:
+    def __init__(self, run: Run, inputs: Inputs | Mapping[str, Any], sizes: Sequence[int], where: str) -> None:
         self._run = run
         self.inputs = inputs
         self.sizes = tuple(sizes)
         self.where = where
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Return the probabilities; InputError unless `images` are uint8 [n, H, W, C] of the size in training."""
-        shape = self.inputs.image_shape
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
-            wanted = ", ".join(map(str, ("n", *shape)))
-            raise InputError(f"images are {images.dtype}{list(images.shape)}, wanted uint8[{wanted}]")
-        parts = [images[start : start + self.sizes[-1]] for start in range(0, len(images), self.sizes[-1])]
-        return np.concatenate([self._padded(part) for part in parts or [images]])
+    def __call__(self, given: Any) -> Any:
+        """Return the probabilities of images, or what the task says of other arrays.
 
-    def _padded(self, images: np.ndarray) -> np.ndarray:
-        size = next(size for size in self.sizes if size >= len(images))
-        padding = [(0, size - len(images)), (0, 0), (0, 0), (0, 0)]
-        return np.asarray(self._run(np.pad(images, padding)))[: len(images)]
+        Raises:
+            InputError: these are other images or arrays than those in training.
+        """
+        checked = _images(given, self.inputs) if isinstance(self.inputs, Inputs) else _arrays(given, self.inputs)
+        count, most = len(jax.tree.leaves(checked)[0]), self.sizes[-1]
+        parts = [
+            self._padded(jax.tree.map(lambda leaf, at=start: leaf[at : at + most], checked), min(most, count - start))
+            for start in range(0, max(count, 1), most)
+        ]
+        return jax.tree.map(lambda *of: np.concatenate(of), *parts)
+
+    def _padded(self, given: Any, count: int) -> Any:
+        size = next(size for size in self.sizes if size >= count)
+        full = jax.tree.map(lambda leaf: np.pad(leaf, [(0, size - count)] + [(0, 0)] * (leaf.ndim - 1)), given)
+        try:
+            found = self._run(full)
+        except InputError:
+            raise
+        except Exception as error:  # of the network, about shapes that it was not trained with
+            shapes = {name: of.shape for name, of in named_leaves(given).items()}
+            raise InputError(f"{self.where} takes no arrays of {shapes}: {one_line(error)}") from error
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], found)
+
+    def images(self) -> Inputs:
+        """Return the images that it takes, and its classes; InputError if it takes other things."""
+        if isinstance(self.inputs, Inputs):
+            return self.inputs
+        raise InputError(f"{self.where} takes no pictures but {', '.join(self.inputs)}: give it arrays")
 
     def files(self, paths: Iterable[Path]) -> Iterator[Prediction]:
         """Yield one prediction per file, in order; several threads read the files, one batch at a time."""
-        remaining = iter(paths)
+        inputs, remaining = self.images(), iter(paths)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="pictures") as pool:
             while batch := list(islice(remaining, self.sizes[-1])):
-                yield from self._batch(batch, list(pool.map(self._read, batch)))
-
-    def _read(self, path: Path) -> np.ndarray | str:
-        try:
-            return read_picture(path, self.inputs)
-        except Unreadable as error:
-            return one_line(error)
+                yield from self._batch(batch, list(pool.map(lambda path: _read(path, inputs), batch)))
 
     def _batch(self, paths: list[Path], read: list[np.ndarray | str]) -> Iterator[Prediction]:
         images = [image for image in read if isinstance(image, np.ndarray)]
@@ -85,6 +101,34 @@ class Predictor:
             row = next(rows)
             finite = bool(np.isfinite(row).all())
             yield Prediction(path, row) if finite else Prediction(path, None, f"{self.where} gives NaN for it")
+
+
+def _images(given: Any, inputs: Inputs) -> np.ndarray:
+    images = np.asarray(given)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != inputs.image_shape:
+        wanted = ", ".join(map(str, ("n", *inputs.image_shape)))
+        raise InputError(f"images are {images.dtype}{list(images.shape)}, wanted uint8[{wanted}]")
+    return images
+
+
+def _arrays(given: Any, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by name, in the dtypes of training; their shapes may be others if the network takes them."""
+    wanted = named_leaves(dict(example))
+    arrays = {name: np.asarray(of) for name, of in named_leaves(given).items()} if isinstance(given, Mapping) else {}
+    fits = all(
+        arrays[name].ndim == len(of.shape) + 1 and np.can_cast(arrays[name].dtype, of.dtype, "same_kind")
+        for name, of in wanted.items()
+        if name in arrays
+    )
+    if arrays.keys() != wanted.keys() or not fits or len({len(array) for array in arrays.values()}) != 1:
+        shown = {name: f"{of.dtype}{['n', *of.shape]}" for name, of in wanted.items()}
+        got = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+        raise InputError(f"wanted {_listed(shown)}, got {_listed(got) or type(given).__name__}")
+    return nested({name: arrays[name].astype(of.dtype, copy=False) for name, of in wanted.items()})
+
+
+def _listed(shapes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {shape.replace(chr(39), '')}" for name, shape in shapes.items())
 
 
 def batch_sizes(largest: int) -> tuple[int, ...]:
@@ -101,6 +145,13 @@ def batch_sizes(largest: int) -> tuple[int, ...]:
 # ---- Picture files -------------------------------------------------------------------------------------
 
 _MOST_BYTES = 2**30
+
+
+def _read(path: Path, inputs: Inputs) -> np.ndarray | str:
+    try:
+        return read_picture(path, inputs)
+    except Unreadable as error:
+        return one_line(error)
 
 
 class Unreadable(Exception):

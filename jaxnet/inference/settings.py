@@ -12,9 +12,10 @@ import flax.linen as nn
 
 import jaxnet.data
 import jaxnet.models
+import jaxnet.tasks
 from jaxnet.config.keys import class_name, conforms, describe, field_types, is_group, is_plain, key_values
 from jaxnet.errors import InputError
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks import Task
 
 Settings = Mapping[str, Any]
 
@@ -25,9 +26,10 @@ def rebuild_model(settings: Settings, where: str) -> nn.Module:
     return rebuild(settings, "model", modules, where)
 
 
-def rebuild_pixels(settings: Settings, where: str) -> Pixels:
-    """Return how a run normalized images."""
-    return rebuild(settings, "task.pixels", _classes([Pixels]), where)
+def rebuild_task(settings: Settings, where: str) -> Task:
+    """Return the task of a run, if its class is one of jaxnet.tasks."""
+    task: Task = rebuild(settings, "task", _classes(vars(jaxnet.tasks).values()), where)
+    return task
 
 
 def rebuild_data(settings: Settings, where: str) -> Any:
@@ -47,8 +49,8 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     Raises:
         InputError: its class is not in `known`, or does not accept the saved fields.
 
-    >>> settings = {"task.pixels": "jaxnet.training.loss.Pixels", "task.pixels.mean": [0.1], "task.pixels.std": [0.2]}
-    >>> rebuild_pixels(settings, "a checkpoint").mean
+    >>> settings = {"task": "jaxnet.tasks.ImageClassification", "task.pixels": "jaxnet.training.loss.Pixels"}
+    >>> rebuild_task({**settings, "task.pixels.mean": [0.1]}, "a checkpoint").pixels.mean
     (0.1,)
     """
     name = settings.get(key)
@@ -60,7 +62,13 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
             "was trained with, as --config FILE: that is a Python program, which is then run"
         )
     prefix = f"{key}."
-    fields = {path.removeprefix(prefix): _tuples(value) for path, value in settings.items() if path.startswith(prefix)}
+    own = {path.removeprefix(prefix): value for path, value in settings.items() if path.startswith(prefix)}
+    groups = {path.partition(".")[0] for path in own if "." in path}
+    fields = {
+        field: rebuild(settings, prefix + field, known, where) if field in groups else _tuples(value)
+        for field, value in own.items()
+        if "." not in field
+    }
     try:
         made = found(**fields)
     except Exception as error:  # any error of the class about the values
@@ -74,6 +82,7 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
 def with_trained_values(given: Any, settings: Settings, prefix: str) -> Any:
     """Return an object of a config with the plain values of the run: its command line may have changed them.
 
+    >>> from jaxnet.tasks import Pixels
     >>> with_trained_values(Pixels(), {"pixels.mean": [0.1], "pixels.other": 3}, "pixels.").mean
     (0.1,)
     """

@@ -77,7 +77,7 @@ def _layers(net: LSTM | TextLSTM, x: jax.Array, *, train: bool, keys: jax.Array 
     units = scaled(net.hidden, net.width)
     for layer in range(net.layers):
         # zeros_like(x): under shard_map the state must vary over the same mesh axes as x, or the scan refuses it.
-        state = jnp.zeros_like(x, shape=(len(x), units))
+        state = jnp.zeros_like(x, shape=(x.shape[0], units))
         rows = nn.RNN(nn.OptimizedLSTMCell(units, dtype=net.dtype, name=f"lstm_{layer}"))
         x = jnp.asarray(rows(x, initial_carry=(state, state)))
         x = ExampleDropout(net.dropout)(x, train=train, keys=keys)

@@ -80,6 +80,10 @@ class Classification(Task):
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
         return {"loss": losses, "accuracy": correct(outputs, batch["label"])}
 
+    def predicted(self, outputs: jax.Array) -> jax.Array:
+        """The probability of each class, float32 [batch, classes]."""
+        return jax.nn.softmax(outputs.astype(jnp.float32))
+
     def combined(self, outputs: jax.Array) -> jax.Array:
         """The logarithm of the mean of the members' probabilities, of logits [members, batch, classes]."""
         return mean_probability(outputs)

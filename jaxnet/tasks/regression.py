@@ -66,6 +66,10 @@ class Regression(Task):
             shown["r2"] = 1 - means["squared_error"] / variance if variance > 0 else 0.0
         return shown
 
+    def predicted(self, outputs: PyTree) -> PyTree:
+        """The numbers in the units of the target."""
+        return outputs * self.std + self.mean
+
     def combined(self, outputs: PyTree) -> PyTree:
         """The mean of the members' predictions."""
         return outputs.mean(0)

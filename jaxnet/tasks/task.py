@@ -111,8 +111,35 @@ class Task:
         del shapes
         return {}
 
+    def asked(self, batch: Batch) -> PyTree:
+        """What a trained model is called with to predict what is not known yet; by default the `inputs`."""
+        return self.inputs(batch)
+
+    def asked_shapes(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        """The shapes of what is asked about, of an example of these: without a label, which is to be predicted.
+
+        >>> from jaxnet.tasks import Regression
+        >>> row, number = jax.ShapeDtypeStruct((3,), "float32"), jax.ShapeDtypeStruct((), "float32")
+        >>> sorted(Regression().asked_shapes({"features": row, "target": number}))
+        ['features']
+        """
+        read: set[str] = set()
+
+        class Watched(dict[str, Any]):
+            def __getitem__(self, name: str) -> Any:
+                read.add(name)
+                return super().__getitem__(name)
+
+        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), dict(example))
+        jax.eval_shape(lambda batch: self.asked(Watched(batch)), batch)
+        return {name: example[name] for name in example if name in read} or dict(example)
+
+    def predicted(self, outputs: PyTree) -> PyTree:
+        """What is said of the examples then, such as probabilities, of what the model gives."""
+        return outputs
+
     def combined(self, outputs: PyTree) -> PyTree | None:
-        """The prediction of an ensemble, of outputs that lead with [members]; None: it has none."""
+        """What an ensemble gives, of outputs that lead with [members]; None: its members have no common prediction."""
         del outputs
         return None
 

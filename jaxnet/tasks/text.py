@@ -100,6 +100,19 @@ class LanguageModel(Task):
         """Tokens that are predicted, padding included."""
         return {"tokens": shapes["tokens"].shape[0] - 1}
 
+    def asked(self, batch: Batch) -> PyTree:
+        """All tokens: what follows the last is not known."""
+        return jnp.maximum(batch["tokens"].astype(jnp.int32), 0)
+
+    def asked_shapes(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        """As many tokens as the model saw in training: one less than an example has."""
+        tokens = example["tokens"]
+        return {"tokens": tokens.update(shape=(tokens.shape[0] - 1,))}
+
+    def predicted(self, outputs: jax.Array) -> jax.Array:
+        """The probability of each token to be the next one, after each place: float32 [batch, length, vocabulary]."""
+        return jax.nn.softmax(outputs.astype(jnp.float32))
+
     def combined(self, outputs: jax.Array) -> jax.Array:
         """The logarithm of the mean of the members' probabilities."""
         return mean_probability(outputs)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnet.checkpoints import Checkpointer, FaultTolerantCheckpoints, OneWriter, Replaceable, Restored
+from jaxnet.checkpoints.leaves import described, named_leaves
 from jaxnet.comm import one_per_device
 from jaxnet.config.keys import flatten
 from jaxnet.data import Inputs
@@ -132,7 +133,7 @@ class Saver(Observer):
     Args:
         experiment: of the run.
         checkpoints: where states go.
-        inputs: the images and classes of the data set; None: it has other things.
+        inputs: the images and classes of the data set; None: it has other things, whose shapes are saved.
         guard: what the guard has counted so far.
         best: the best evaluation so far.
         ledger: what of the run's time is spent on it.
@@ -153,6 +154,8 @@ class Saver(Observer):
         self._constant = {"config": flatten(config), **decoder(config)}
         if inputs is not None:
             self._constant["inputs"] = inputs.as_json()
+        else:
+            self._constant["example"] = described(named_leaves(config.task.asked_shapes(experiment.example)))
 
     def save(
         self, state: TrainState, step: int, evaluation: Mapping[str, Mapping[str, Any]] | None, owed: bool

@@ -125,8 +125,8 @@ def test_in_a_process_of_its_own_whose_reader_leaves(workdir, pictures):
 
 
 WRONG = {
-    "nothing": ("predict", "the following arguments are required: TRAINED, IMAGE"),
-    "no images": ("predict RUN", "the following arguments are required: IMAGE"),
+    "nothing": ("predict", "the following arguments are required: TRAINED, INPUT"),
+    "no images": ("predict RUN", "the following arguments are required: INPUT"),
     "nowhere": ("predict nowhere a.png", "nowhere: no such file or directory; wanted the workdir of a run"),
     "empty directory": ("predict RUN EMPTY", "there is no JPEG or PNG file in "),
     "step": ("predict RUN a.png --step 3", "checkpoint step 3 is not in "),

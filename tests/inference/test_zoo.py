@@ -15,34 +15,36 @@ from jaxnet.inference import load
 from jaxnet.inference.loading import load_network
 from jaxnet.inference.network import Architecture
 from jaxnet.models.zoo import ZOO
-from jaxnet.tasks.classification import Pixels
+from jaxnet.tasks.classification import ImageClassification, Pixels
 from jaxnet.weights import WeightsMetadata, is_auxiliary, write_variables
 
 
 def architecture(name, **pixels):
     entry = ZOO[name]
-    return Architecture(entry.build(num_classes=5, width=0.125), Pixels(**pixels), Inputs(entry.image, 5))
+    return Architecture(
+        entry.build(num_classes=5, width=0.125), ImageClassification(Pixels(**pixels)), Inputs(entry.image, 5)
+    )
 
 
 @pytest.mark.parametrize("name", ["alexnet_2012", "vgg11_bn", "resnet18", "lstm", "vit_tiny"])
 def test_a_batch_may_have_any_size(name):
     network = architecture(name)
     (size,) = jax_export.symbolic_shape("size")
-    made = jax_export.export(jax.jit(network.probabilities))(network.shapes, network.images(size))
+    made = jax_export.export(jax.jit(network.predictions))(network.shapes, network.given(size))
     assert made.out_avals[0].shape == (size, 5)
 
 
 def test_also_where_images_are_resized_on_the_device():
     network = architecture("cifar10_quick", size=40)
     (size,) = jax_export.symbolic_shape("size")
-    made = jax_export.export(jax.jit(network.probabilities))(network.shapes, network.images(size))
+    made = jax_export.export(jax.jit(network.predictions))(network.shapes, network.given(size))
     assert made.out_avals[0].shape == (size, 5)
 
 
 @pytest.fixture
 def weights(tmp_path):
     entry, draw = ZOO["cifar10_quick"], np.random.default_rng(0)
-    shapes = Architecture(entry.build(num_classes=10), Pixels(), Inputs(entry.image, 10)).shapes
+    shapes = Architecture(entry.build(num_classes=10), ImageClassification(), Inputs(entry.image, 10)).shapes
     variables = {name: draw.normal(0, 0.05, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
     return tmp_path / "net.safetensors", variables
 
@@ -74,7 +76,7 @@ def test_weights_that_were_imported(weights):
 
 
 def test_the_mean_and_std_that_the_import_was_told(weights):
-    pixels = lambda **about: load_network(write(weights, **about)).architecture.pixels  # noqa: E731
+    pixels = lambda **about: load_network(write(weights, **about)).architecture.task.pixels  # noqa: E731
     assert pixels().mean == (0.485, 0.456, 0.406)
     assert pixels(mean=(0.5,), std=(0.4, 0.5, 0.6)) == Pixels((0.5,), (0.4, 0.5, 0.6))
 
@@ -83,7 +85,7 @@ def test_a_file_from_before_there_was_a_mean_is_read(weights):
     path, variables = weights
     about = {"model": "cifar10_quick", "num_classes": 10, **SOURCE, "left_out": []}
     safetensors.numpy.save_file(variables, path, {"about": json.dumps(about)})
-    assert load_network(path).architecture.pixels.std == (0.229, 0.224, 0.225)
+    assert load_network(path).architecture.task.pixels.std == (0.229, 0.224, 0.225)
 
 
 def test_weights_without_auxiliary_heads(tmp_path, monkeypatch):

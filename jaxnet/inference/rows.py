@@ -1,0 +1,119 @@
+"""Predictions of what is no picture: rows of files as JSON or text, and texts that a language model continues."""
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxnet.checkpoints.leaves import named_leaves, nested
+from jaxnet.errors import InputError, one_line
+from jaxnet.inference.predictor import Predictor
+
+# ---- Rows -----------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Read examples, by name: the arrays of an .npz file, or the numbers of a .csv file if there is one array of them.
+
+    Args:
+        path: .npz, in which nested names are joined by '/'; or .csv, an example a line, perhaps after a line of names.
+        example: the shapes of one example's arrays.
+
+    Raises:
+        InputError: it cannot be read, or lacks an array.
+    """
+    wanted = named_leaves(dict(example))
+    try:
+        if path.suffix == ".npz":
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                return nested({name: file[name] for name in wanted})
+        if path.suffix == ".csv" and len(wanted) == 1:
+            return nested({name: _table(path, of.shape) for name, of in wanted.items()})
+    except KeyError as error:
+        raise InputError(f"{path} has no array {error}; wanted {', '.join(wanted)}") from error
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read: {one_line(error)}") from error
+    table = " or .csv" if len(wanted) == 1 else ""
+    raise InputError(f"{path}: wanted a file named .npz{table} with {', '.join(wanted)}")
+
+
+def _table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    if lines and not _numbers(lines[0]):
+        lines = lines[1:]  # the names of the columns
+    rows = [_numbers(line) for line in lines]
+    for number, row in enumerate(rows, 1):
+        if row is None or len(row) != int(np.prod(shape)):
+            raise ValueError(f"row {number} is {lines[number - 1]:.40}: wanted {int(np.prod(shape))} numbers")
+    return np.array(rows, np.float32).reshape(len(rows), *shape)
+
+
+def _numbers(line: str) -> list[float] | None:
+    try:
+        return [float(cell) for cell in line.split(",")]
+    except ValueError:
+        return None
+
+
+def row_lines(prediction: Any, *, as_json: bool) -> Iterator[str]:
+    """Yield a line for each example: its prediction as JSON, or a number or a list of them.
+
+    >>> list(row_lines(np.array([[1.5], [2.5]]), as_json=False))
+    ['0: 1.5', '1: 2.5']
+    >>> list(row_lines({"mean": np.array([1.5])}, as_json=True))
+    ['{"row": 0, "prediction": {"mean": 1.5}}']
+    """
+    leaves = named_leaves(prediction)
+    for row in range(len(next(iter(leaves.values())))):
+        values = {name: _plain(leaf[row]) for name, leaf in leaves.items()}
+        whole = values[""] if list(values) == [""] else nested(values)
+        yield json.dumps({"row": row, "prediction": whole}) if as_json else f"{row}: {json.dumps(whole)}"
+
+
+def _plain(value: Any) -> Any:
+    listed = np.asarray(value).tolist()
+    return listed[0] if isinstance(listed, list) and len(listed) == 1 else listed
+
+
+# ---- Texts ----------------------------------------------------------------------------------------------
+
+
+def continued(predictor: Predictor, text: bytes, count: int, *, temperature: float = 0.0, seed: int = 0) -> bytes:
+    """Return `count` bytes with which a language model of bytes continues a text.
+
+    Args:
+        predictor: of a causal model: what it says at a place depends on that place and those before it.
+        text: at least one byte; the model sees as many of the last ones as it was trained with.
+        count: how many bytes follow.
+        temperature: 0: the likeliest byte each time; 1: drawn as the model says; between: more or less bold.
+        seed: of the draws.
+
+    Raises:
+        InputError: this is no language model, or there is no text.
+    """
+    example = predictor.inputs
+    if not isinstance(example, Mapping) or list(example) != ["tokens"]:
+        raise InputError(f"{predictor.where} is no language model: it continues no text")
+    if not text:
+        raise InputError("wanted a text of at least one byte to continue")
+    window, draw, made = example["tokens"].shape[0], np.random.default_rng(seed), bytearray(text)
+    for _ in range(count):
+        seen = np.frombuffer(bytes(made[-window:]), np.uint8).astype(np.int16)
+        tokens = np.zeros((1, window), np.int16)
+        tokens[0, : len(seen)] = seen  # what follows changes nothing at the last place of these
+        said = predictor({"tokens": tokens})
+        if getattr(said, "ndim", 0) != 3:
+            raise InputError(f"{predictor.where} is no language model: it continues no text")
+        made.append(_chosen(said[0, len(seen) - 1, :256], temperature, draw))
+    return bytes(made[len(text) :])
+
+
+def _chosen(probabilities: np.ndarray, temperature: float, draw: np.random.Generator) -> int:
+    if temperature == 0:
+        return int(probabilities.argmax())
+    logits = np.log(np.maximum(probabilities.astype(np.float64), 1e-30)) / temperature
+    weights = np.exp(logits - logits.max())
+    return int(draw.choice(len(weights), p=weights / weights.sum()))
