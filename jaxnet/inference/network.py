@@ -102,8 +102,6 @@ class Architecture:
         """Raise InputError unless the network takes these examples and, of images, has outputs for these classes."""
         try:
             result = jax.eval_shape(self.predictions, self.shapes, self.given(2))
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
         except Exception as error:  # any error of the network about the examples
             raise InputError(f"{where}: the network cannot be built: {error}") from error
         if not isinstance(self.inputs, Inputs):
