@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from PIL import Image
 
+from jaxnet.data.arrays import Arrays, ItemRows
 from jaxnet.data.source import PILLOW_MODES, ArraySource, Source, require_labels, to_mode
 from jaxnet.errors import InputError, one_line
 
@@ -30,7 +31,7 @@ _CHUNK = 1024  # examples decoded at once when a source is read into memory
 
 @dataclass(frozen=True)
 class TFDS:
-    """Any data set that TFDS has prepared as ArrayRecord, with images of one size. Nothing is downloaded.
+    """Any data set that TFDS has prepared as ArrayRecord, of images of one size or of numbers. Nothing is downloaded.
 
     Attributes:
         name: in TFDS's notation: 'cifar10', 'name/config' or 'name:1.2.3'.
@@ -41,6 +42,8 @@ class TFDS:
         label_key: the feature that is the label: a ClassLabel.
         in_memory_bytes: a split whose decoded images take no more than this is decoded once, into memory;
             a larger one is read from disk during training.
+        features: the features that an example has instead of an image and a label, for tasks other than
+            `ImageClassification`: numbers, of one shape each.
     """
 
     name: str
@@ -50,6 +53,7 @@ class TFDS:
     image_key: str = "image"
     label_key: str = "label"
     in_memory_bytes: int = 2**30
+    features: tuple[str, ...] = ()
 
     def load(self, split: str) -> Source:
         """Open 'train', 'test', or a split in TFDS's notation such as 'validation' or 'train[90%:]'.
@@ -59,7 +63,10 @@ class TFDS:
         """
         builder = find_builder(self.name, data_directory(self.data_dir))
         require_prepared(self.name, builder)
-        source = self._open(builder, {"train": self.train_split, "test": self.test_split}.get(split, split))
+        named = {"train": self.train_split, "test": self.test_split}.get(split, split)
+        if self.features:
+            return self._numbers(builder, named)
+        source = self._open(builder, named)
         size = source.num_examples * int(np.prod(source.image_shape))
         source.rows(np.arange(1))  # find missing or truncated files now, not in the middle of training
         return read_into_memory(source) if size <= self.in_memory_bytes else source
@@ -86,11 +93,41 @@ class TFDS:
         origin = f"the data set {self.name} in {builder.data_dir}"
         return RecordSource(records, label.num_classes, image.shape, *keys, origin, tuple(label.names))
 
+    def _numbers(self, builder: tfds.core.DatasetBuilder, split: str) -> Source:
+        kinds = {key: self._feature(builder, key) for key in self.features}
+        for key, kind in kinds.items():
+            if None in getattr(kind, "shape", (None,)) or np.dtype(kind.np_dtype).kind not in "biuf":
+                raise InputError(f"{self.name}: features={key}: wanted numbers of one shape, and it is {kind}")
+        try:
+            records = builder.as_data_source(split, file_format="array_record")
+        except ValueError as error:
+            raise InputError(f"{self.name} has no split {split!r}: {one_line(error)}") from error
+        source = ItemRows(split, _Chosen(records, self.features), threads=1)
+        bytes_each = sum(int(np.prod(kind.shape)) * np.dtype(kind.np_dtype).itemsize for kind in kinds.values())
+        if source.num_examples * bytes_each > self.in_memory_bytes:
+            return source
+        return Arrays(**{split: source.rows(np.arange(source.num_examples))}).load(split)
+
     def _feature(self, builder: tfds.core.DatasetBuilder, key: str) -> Any:
         features = builder.info.features
         if key not in features:
             raise InputError(f"{self.name} has no feature {key!r}: it has {', '.join(sorted(features))}")
         return features[key]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Some features of each example."""
+
+    records: Any
+    keys: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self.records[index]
+        return {key: example[key] for key in self.keys}
 
 
 # ---- Find a prepared data set --------------------------------------------------------------------------

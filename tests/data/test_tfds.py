@@ -83,6 +83,30 @@ def test_a_set_too_large_for_memory_is_read_from_disk(toy, colours):
     assert (source.num_examples, source.num_classes, source.image_shape) == (17, 5, (6, 4, 3))
 
 
+@pytest.mark.parametrize("in_memory_bytes", [0, 2**30])
+def test_numbers_of_any_features(tmp_path, in_memory_bytes):
+    features = {
+        "row": tfds.features.Tensor(shape=(3,), dtype=np.float64),
+        "label": LABEL,
+        "text": tfds.features.Text(),
+        "many": tfds.features.Sequence(np.int32),
+    }
+    table = np.random.RandomState(0).standard_normal((7, 3))
+    examples = [{"row": row, "label": i % 5, "text": "hm", "many": [1] * i} for i, row in enumerate(table)]
+    prepare(tmp_path, features, examples)
+    data = TFDS("toy", data_dir=str(tmp_path), features=("row", "label"), in_memory_bytes=in_memory_bytes)
+    source = data.load("train")
+    assert hasattr(source, "num_classes") == (in_memory_bytes > 0)
+    rows = source.rows(np.array([6, 2]))
+    np.testing.assert_array_equal(rows["row"], table[[6, 2]].astype(np.float32))
+    assert rows["label"].tolist() == [1, 2]
+    for key in ("text", "many"):
+        with pytest.raises(InputError, match=f"toy: features={key}: wanted numbers of one shape, and it is"):
+            TFDS("toy", data_dir=str(tmp_path), features=(key,)).load("train")
+    with pytest.raises(InputError, match="toy has no split 'test'"):
+        data.load("test")
+
+
 class Few(list):
     def __getitems__(self, keys):
         return [self[key] for key in keys]
