@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from jaxnet.tasks.task import Task as Task
     from jaxnet.tasks.text import LanguageModel as LanguageModel
     from jaxnet.tasks.text import SequenceClassification as SequenceClassification
+    from jaxnet.training.experiment import Experiment as Experiment
     from jaxnet.training.observer import Observer as Observer
-    from jaxnet.training.prepare import Experiment as Experiment
     from jaxnet.training.prepare import prepare as prepare
     from jaxnet.training.results import Run as Run
     from jaxnet.training.results import compare as compare
@@ -75,7 +75,8 @@ _HOMES = {
     "InputError": "jaxnet.errors",
     "load": "jaxnet.inference",
     "train": "jaxnet.training.trainer",
-    **dict.fromkeys(("prepare", "Experiment"), "jaxnet.training.prepare"),
+    "prepare": "jaxnet.training.prepare",
+    "Experiment": "jaxnet.training.experiment",
     **dict.fromkeys(("compare", "Run"), "jaxnet.training.results"),
     "Observer": "jaxnet.training.observer",
 }

@@ -17,11 +17,11 @@ from jaxnet.data import Inputs
 from jaxnet.parallel.state import TrainState, abstract_state, first_comm, stored_scale
 from jaxnet.training.best import BestEvaluation
 from jaxnet.training.display import say_nothing, say_warning
+from jaxnet.training.experiment import Experiment
 from jaxnet.training.guard import GuardState
 from jaxnet.training.initial import initial_text
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.observer import Observer
-from jaxnet.training.prepare import Experiment
 from jaxnet.training.processes import ProcessGroup, decoder, other_decoder
 from jaxnet.training.workdir import Fence
 

@@ -11,10 +11,10 @@ import jax
 from jaxnet.parallel.device_step import NOT_FINITE
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.batches import BatchStream
+from jaxnet.training.experiment import Experiment
 from jaxnet.training.guard import GuardCounts
 from jaxnet.training.observer import Dispatched, Observer
 from jaxnet.training.pacing import LearningRates, LogLine, Pace
-from jaxnet.training.prepare import Experiment
 from jaxnet.training.recovery import Recovery
 from jaxnet.training.stopping import StopSignal
 

@@ -11,9 +11,9 @@ from jaxnet.comm import Check, HasText, verify
 from jaxnet.config.run import Profile
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.display import say_warning
+from jaxnet.training.experiment import Experiment
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.observer import Dispatched, Observer
-from jaxnet.training.prepare import Experiment
 from jaxnet.training.resolutions import step_by_size
 
 # ---- The training step, compiled once for each size of images, and checked against its plan -----------

@@ -12,8 +12,8 @@ from jaxnet.parallel.device_step import not_finite_names
 from jaxnet.parallel.replicas import Replicas
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.checkpointing import restore
+from jaxnet.training.experiment import Experiment
 from jaxnet.training.guard import GuardCounts, GuardMonitor, GuardState
-from jaxnet.training.prepare import Experiment
 
 
 class Recovery:

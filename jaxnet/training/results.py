@@ -13,8 +13,8 @@ from jaxnet.config.run import Config
 from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
 from jaxnet.parallel.state import TrainState
+from jaxnet.training.experiment import Experiment
 from jaxnet.training.plan import RunPlan
-from jaxnet.training.prepare import Experiment
 
 
 class Table(Sequence[dict[str, Any]]):

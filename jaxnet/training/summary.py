@@ -15,11 +15,11 @@ from jaxnet.optimizer import optimizer_text
 from jaxnet.tasks.task import metric_text
 from jaxnet.training.best import BestEvaluation
 from jaxnet.training.checkpointing import Start
+from jaxnet.training.experiment import Experiment
 from jaxnet.training.loop import Outcome
 from jaxnet.training.observer import metrics_text, task_metrics
 from jaxnet.training.peers import PeerReport
 from jaxnet.training.plan import size_text
-from jaxnet.training.prepare import Experiment
 from jaxnet.training.profiling import CompiledStep
 
 _WHEN = {

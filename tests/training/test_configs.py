@@ -12,7 +12,7 @@ from jaxnet.config.file import load_config
 from jaxnet.data import example_shapes
 from jaxnet.models import Heads, abstract_variables
 from jaxnet.optimizer import learning_rate
-from jaxnet.training.prepare import as_model, model_inputs
+from jaxnet.training.network import as_model, model_inputs
 from jaxnet.training.resolutions import check_resolutions, phases_of
 from support.programs import ROOT
 

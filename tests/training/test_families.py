@@ -9,7 +9,7 @@ from benchmarks import families as benchmark
 from jaxnet.config.check import check_config, check_model
 from jaxnet.data import Synthetic, example_shapes
 from jaxnet.models import ZOO, abstract_variables
-from jaxnet.training.prepare import as_model, model_inputs
+from jaxnet.training.network import as_model, model_inputs
 
 SOURCE = Synthetic((28, 28, 1), num_classes=10, num_train=64, num_test=16)
 ENDED = {"accuracy": 0.8, "loss": 0.5, "skipped_steps": 0, "rollbacks": 0}

@@ -1,0 +1,184 @@
+"""A run before it has any arrays: its parts, its first state, its batches and its evaluation."""
+
+import functools
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from jaxnet.comm import Strategy, split_by_example
+from jaxnet.config.check import check_tests
+from jaxnet.config.run import Config
+from jaxnet.data import Source, eval_batches, example_shapes, open_split, placed
+from jaxnet.models import Model, Variables
+from jaxnet.parallel import Form, Step, StepPlan
+from jaxnet.parallel.hybrid import ShardedDense
+from jaxnet.parallel.layout import Layout
+from jaxnet.parallel.state import TrainState
+from jaxnet.tasks.evaluation import evaluate, make_eval_step
+from jaxnet.training.batches import BatchStream, batch_stream
+from jaxnet.training.initial import initial_values
+from jaxnet.training.network import as_model, model_inputs
+from jaxnet.training.plan import RunPlan
+from jaxnet.training.processes import ProcessGroup
+from jaxnet.training.resolutions import Phase
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run before it has any arrays.
+
+    Attributes:
+        config: of the run.
+        processes: that take part, with their mesh.
+        source: the training examples, without those that are held back for validation.
+        held_out: those.
+        given_tests: the test examples, if they are open.
+        model: as it is evaluated; of an ensemble, all members as one.
+        optimizer: the Optax transformation.
+        learning_rate: as a function of the step; None if the optimizer is an Optax transformation of the config.
+        form: the strategy's step on this mesh: its options, its layout, its plan.
+        layout: how states lie on the mesh between steps.
+        step: `step(state, batch) -> (state, metrics)`, not yet compiled.
+        sends: what the step's program sends.
+        total_steps: of the whole run.
+        steps_per_epoch: batches in one pass, a fraction where they do not divide.
+        phases: parts of the run, each with images of one size.
+        example: the shapes of one training example.
+        batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
+        layers: dense layers whose kernels are cut over the devices of a host.
+    """
+
+    config: Config
+    processes: ProcessGroup
+    source: Source
+    held_out: Source | None
+    given_tests: Source | None
+    model: Model
+    optimizer: optax.GradientTransformation
+    learning_rate: optax.Schedule | None
+    form: Form
+    layout: Layout
+    step: Step
+    sends: StepPlan
+    total_steps: int
+    steps_per_epoch: float
+    phases: tuple[Phase, ...]
+    example: dict[str, Any]
+    batch_shapes: dict[str, jax.ShapeDtypeStruct]
+    layers: tuple[ShardedDense, ...]
+    _make_first: Callable[..., TrainState]
+
+    @property
+    def mesh(self) -> Mesh:
+        """Axes ('host', 'device')."""
+        return self.processes.mesh
+
+    @property
+    def strategy(self) -> Strategy:
+        """How gradients travel."""
+        return self.form.strategy
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Sizes of the axes of the whole run, in which ranks of MPI are hosts."""
+        return self.plan.axis_sizes
+
+    @property
+    def variables(self) -> Variables:
+        """Shapes of the model's variables, whole; of an ensemble they lead with [members]."""
+        whole = self.layout.whole_shapes
+        return Variables(whole.params, whole.stats)
+
+    @property
+    def plan(self) -> RunPlan:
+        """What a step sends, to be printed: buckets, and bytes over each axis."""
+        params = self.layout.whole_shapes.params
+        members = self.config.ensemble.members if self.config.ensemble.on else 1
+        return RunPlan(self.form, self.sends, params, members, self.layers, self._program)
+
+    def _program(self) -> str:
+        """The text of the compiled step."""
+        compiled = self.step.lower(self.layout.shapes, self.batch_shapes).compile()
+        return compiled.as_text() or ""
+
+    def init(self) -> TrainState:
+        """The state before the first step, made on the mesh."""
+        weights = self.config.initial_weights
+        given = [] if weights is None else [initial_values(Path(weights), self._single_variables)]
+        return self.layout.make(self._make_first, *given)
+
+    @property
+    def _single_variables(self) -> Variables:
+        """Shapes of one network's variables, which a file of weights holds."""
+        if not self.config.ensemble.on:
+            return self.variables
+        one: Variables = jax.tree.map(lambda leaf: leaf.update(shape=leaf.shape[1:]), self.variables)
+        return one
+
+    def batches(self, step: int = 0) -> BatchStream:
+        """Training batches after `step` steps, without end."""
+        processes = self.processes
+        return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step)
+
+    def evaluate(self, state: TrainState, split: str = "test") -> dict[str, float]:
+        """The task's metrics on 'test' or 'validation': every example counts once, on any number of devices."""
+        return self._evaluators[split](state)
+
+    @property
+    def evaluated_splits(self) -> tuple[str, ...]:
+        """On which examples a run is evaluated."""
+        return tuple(self._evaluators)
+
+    @property
+    def units(self) -> dict[str, int]:
+        """What an example consists of, such as {'tokens': 256}."""
+        return self.config.task.units(self.example)
+
+    @functools.cached_property
+    def tests(self) -> Source:
+        """The test examples."""
+        return self.given_tests or open_split(self.config.data, "test")
+
+    @functools.cached_property
+    def validation(self) -> Source | None:
+        """The examples that choose the best state; None: nothing is chosen."""
+        name = self.config.validation
+        return open_split(self.config.data, name) if isinstance(name, str) else self.held_out
+
+    def check_tests(self) -> None:
+        """Refuse test examples that the network, which learns from training examples, cannot take."""
+        config, model = self.config, as_model(self.config.model)
+        trained = model_inputs(config.task, self.example)
+        for source in filter(None, (self.validation, self.tests)):
+            tested = model_inputs(config.task, example_shapes(source))
+            check_tests(config, model, self._single_variables, trained, tested)
+
+    @functools.cached_property
+    def _evaluators(self) -> dict[str, Callable[[TrainState], dict[str, float]]]:
+        sources = {"validation": self.validation, "test": self.tests}
+        return {split: _make_evaluate(self, source) for split, source in sources.items() if source is not None}
+
+
+def _make_evaluate(experiment: Experiment, source: Source) -> Callable[[TrainState], dict[str, float]]:
+    """A function of a state: the task's metrics on all of `source`, each example counted once."""
+    config, mesh, task = experiment.config, experiment.mesh, experiment.config.task
+    ranks = experiment.processes.cluster.mpi
+    step = make_eval_step(experiment.model, task, mesh, config.ensemble.members if config.ensemble.on else None)
+    across = [ranks.totals] if ranks else []
+    devices = math.prod(experiment.axis_sizes.values())
+    size = -(-config.eval_batch_size // devices) * devices  # rounded up: what is too much of the last batch counts 0
+
+    def of_state(state: TrainState) -> dict[str, float]:
+        batches = eval_batches(source, batch_size=size, shard=experiment.processes.shard)
+        params, stats = experiment.layout.evaluated(state)
+        with closing(placed(batches, split_by_example(mesh))) as on_devices:
+            return evaluate(step, task, params, stats, on_devices, *across)
+
+    return of_state

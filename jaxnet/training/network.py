@@ -1,0 +1,135 @@
+"""A config's model and task as functions and shapes: what is called with what, and what does not go together."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from jaxnet.comm import AXES, DEVICE, backward_order
+from jaxnet.config.check import check_model
+from jaxnet.config.run import Config
+from jaxnet.data import Source
+from jaxnet.ensembles import ensemble_loss
+from jaxnet.errors import InputError
+from jaxnet.models import Model, Variables, abstract_variables, from_linen
+from jaxnet.optimizer import Optimizer, multipliers
+from jaxnet.parallel import Mode
+from jaxnet.parallel.hybrid import ShardedDense, with_sharded
+from jaxnet.tasks.task import WEIGHT, LossFn, Task
+from jaxnet.training.observer import TRAINER_FIGURES
+from jaxnet.training.resolutions import Phase, check_resolutions
+
+PyTree = Any
+
+# ---- Functions ------------------------------------------------------------------------------------------
+
+
+def as_model(model: nn.Module | Model, axes: tuple[str, ...] = ()) -> Model:
+    """The config's model; a Linen module with a field `norm_axes` gets the axes that share its BatchNorm."""
+    if isinstance(model, Model):
+        return model
+    if axes and "norm_axes" in {field.name for field in dataclasses.fields(model)}:
+        model = model.clone(norm_axes=axes)
+    return from_linen(model)
+
+
+def norm_axes(config: Config) -> tuple[str, ...]:
+    """Mesh axes that share BatchNorm's statistics."""
+    return {"local": (), "host": (DEVICE,), "global": AXES}[config.batch_norm]
+
+
+def step_loss(config: Config, mode: Mode, layers: tuple[ShardedDense, ...]) -> LossFn:
+    """The loss that a step trains with: of the network as devices share it, or of all members of an ensemble."""
+    shared = as_model(config.model, () if mode == "jit" else norm_axes(config))
+    loss = config.task.loss(with_sharded(shared, layers))
+    return ensemble_loss(loss, config.ensemble.members) if config.ensemble.on else loss
+
+
+# ---- Shapes ---------------------------------------------------------------------------------------------
+
+
+def model_inputs(task: Task, example: Mapping[str, Any]) -> PyTree:
+    """The shapes of what the model is called with for one example of these shapes."""
+    try:
+        one: PyTree = jax.eval_shape(task.inputs, _with_batch(1, example))
+    except Exception as error:  # of a user's own code, most likely
+        raise InputError(
+            f"task: {type(task).__name__}.inputs failed on a batch of {', '.join(sorted(example))}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return one
+
+
+def shapes_of_batch(size: int, example: Mapping[str, Any], sharding: jax.sharding.Sharding) -> dict[str, Any]:
+    """Shapes of a batch of examples of these shapes, with the rows that they have in the data set."""
+    row = jax.ShapeDtypeStruct((size,), "int32", sharding=sharding)
+    return {**_with_batch(size, example, sharding=sharding), "id": row}
+
+
+def _with_batch(size: int, example: PyTree, **options: Any) -> Any:
+    """Shapes of a batch of examples of these shapes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype, **options), example)
+
+
+def checked_variables(
+    config: Config, mode: Mode, model: Model, source: Source, inputs: PyTree, phases: tuple[Phase, ...]
+) -> Variables:
+    """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
+    variables = abstract_variables(model, inputs)
+    check_model(config, mode, model, variables, source, inputs)
+    check_resolutions(model, variables, phases, inputs)
+    if isinstance(config.optimizer, Optimizer):
+        multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
+    return variables
+
+
+def gradient_order(loss_fn: LossFn, variables: Variables, batch: Mapping[str, Any]) -> tuple[tuple[int, ...], set[str]]:
+    """The order in which backward produces gradients, and the names of the metrics of the loss."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch["id"].shape[0]))
+    names: set[str] = set()
+
+    def gradient(*args: Any) -> PyTree:
+        grads, result = jax.grad(loss_fn, has_aux=True)(*args)
+        names.update(result.metrics)
+        return grads
+
+    return backward_order(gradient, *variables, batch, keys), names
+
+
+# ---- What a task must have ------------------------------------------------------------------------------
+
+
+def check_needs(task: Task, example: Mapping[str, Any]) -> None:
+    """Refuse data without the arrays that the task reads."""
+    if lacking := [name for name in task.needs if name not in example]:
+        raise InputError(
+            f"the data set has {', '.join(example)}, but no {' and no '.join(lacking)}, which "
+            f"task={type(task).__name__} needs; rename its arrays, or set another task"
+        )
+
+
+def check_metrics(task: Task, names: set[str]) -> None:
+    """Refuse metrics that would stand in the place of the trainer's own figures, and a best one that is not there."""
+    _check_names(task, names)
+    try:
+        reported = task.reported(dict.fromkeys(names - {WEIGHT}, 1.0))
+    except Exception as error:
+        raise InputError(
+            f"task: {type(task).__name__}.reported failed on means of {', '.join(sorted(names))}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if task.best not in reported:
+        raise InputError(
+            f"task: {type(task).__name__}.best is {task.best!r}, which is not among its metrics: {', '.join(reported)}"
+        )
+    _check_names(task, reported)
+
+
+def _check_names(task: Task, names: Iterable[str]) -> None:
+    if taken := sorted(name for name in names if name in TRAINER_FIGURES or name.endswith("_per_second")):
+        raise InputError(
+            f"task: {type(task).__name__} has metrics named {', '.join(taken)}, as the trainer's own figures are; give "
+            "them other names"
+        )
