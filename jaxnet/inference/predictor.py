@@ -161,9 +161,9 @@ class Unreadable(Exception):
 def read_picture(path: Path, inputs: Inputs) -> np.ndarray:
     """Return a JPEG or PNG file as the uint8 array that a network takes, by the evaluation transform of its data set.
 
-    Any grey, colour, palette or CMYK picture is accepted; 16 bits become 8, and transparency is dropped. Unlike the
-    pictures of a data set, it is first turned upright as its EXIF data say: published accuracies are measured on
-    unturned pictures, but a user's own photos are often turned.
+    Any grey, colour, palette or CMYK picture is accepted; 16 bits become 8, and transparency is dropped. It is first
+    turned upright as its EXIF data say, as `ImageFolder` does. Accuracies of ImageNet are published for unturned
+    pictures, but a user's own photos are often turned.
 
     Raises:
         Unreadable: it is not a complete JPEG or PNG file, or has more pixels than Pillow decodes (179 million).

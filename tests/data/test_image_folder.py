@@ -1,5 +1,6 @@
 """Folders of pictures: the pictures of each class, in one order everywhere, seen as photos are; and what is refused."""
 
+import io
 import itertools
 import logging
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxnet.config.run import Config, Log
 from jaxnet.data import ImageFolder, RandomSource, Shard, eval_batches, inputs_of, train_batches
@@ -16,6 +18,7 @@ from jaxnet.data.batches import draws
 from jaxnet.data.photos import EvaluationView, TrainingView
 from jaxnet.data.source import Inputs
 from jaxnet.errors import InputError
+from jaxnet.inference.predictor import read_picture
 from jaxnet.models import CNN
 from jaxnet.optimizer import Optimizer
 from support.imagenet import image_file, photo, texture
@@ -296,3 +299,48 @@ def test_a_run_learns_dark_from_bright(tmp_path):
     )
     summary = train(config, tmp_path / "run", quiet=True)
     assert (summary["accuracy"], summary["examples"], summary["damaged_records"]) == (1, 16, 1)
+
+
+# ---- Turned pictures ----------------------------------------------------------------------------------------
+
+
+def turned(orientation: int, height: int = 24, width: int = 36) -> bytes:
+    """A picture, without loss, whose EXIF data say how it is to be turned."""
+    pixels = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_picture_is_seen_as_predict_sees_it(tmp_path, orientation):
+    files = {"cat/a.png": turned(orientation)}
+    options = {"size": 16, "test_size": 16, "test_resize": 24, "threads": 1}
+    write(tmp_path / "train", files)
+    write(tmp_path / "test", files)
+    source = ImageFolder(str(tmp_path), **options).load("test")
+    seen = read_picture(tmp_path / "test/cat/a.png", inputs_of(source))
+    np.testing.assert_array_equal(source.rows(np.array([0]))["image"][0], seen)
+
+
+def test_a_random_part_of_a_turned_picture_is_turned(tmp_path):
+    view = TrainingView(area=(0.999, 1.0), ratio=(1.0, 1.0), flip=False)
+    parts = []
+    for orientation in (1, 6):
+        root = tmp_path / str(orientation)
+        for split in ("train", "test"):
+            write(root / split, {"cat/a.png": turned(orientation, 32, 32)})
+        source = ImageFolder(str(root), size=32, test_size=16, test_resize=18, view=view).load("train")
+        parts.append(source.random_rows(np.array([0]), np.array([7], np.uint64))["image"][0])
+    np.testing.assert_array_equal(parts[1], np.rot90(parts[0], -1))
+
+
+def test_broken_exif_data_turn_nothing(tmp_path):
+    data = photo(1)
+    broken = data[:2] + b"\xff\xe1\x00\x10Exif\x00\x00II*\x00\xff\xff\xff\xff" + data[2:]
+    files = {"cat/a.jpg": broken, "cat/b.jpg": data}
+    source = pictures(tmp_path, files, {"cat/y.jpg": data}).load("train")
+    rows = source.rows(np.arange(2))["image"]
+    np.testing.assert_array_equal(rows[0], rows[1])

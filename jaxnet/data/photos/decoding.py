@@ -69,6 +69,34 @@ def shrink_by(box: Box, size: int) -> int:
     return next((by for by in _SHRINKS if min(box.height, box.width) >= by * size), 1)
 
 
+# ---- Turned photos --------------------------------------------------------------------------------------
+
+_ORIENTATION = 0x0112  # the EXIF tag
+# What is done to the pixels of a square for each value of the tag; 1 is upright.
+_TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: np.rot90(pixels),
+}
+
+
+def turned_upright(pixels: np.ndarray, data: bytes) -> np.ndarray:
+    """Return a square cut out of a photo, [size, size, 3], turned as the photo's EXIF data say.
+
+    To turn the square is as good as to turn the photo: a centre stays one, and a random part a random one.
+    """
+    try:
+        with open_image(data) as picture:
+            turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
+    except DamagedImage:  # of the EXIF data alone: the pixels are there
+        return pixels
+    return pixels if turn is None else turn(pixels)
+
+
 # ---- Decoders -------------------------------------------------------------------------------------------
 
 Decode = Callable[[bytes, ChooseBox, int], np.ndarray]

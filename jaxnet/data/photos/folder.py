@@ -32,7 +32,8 @@ class ImageFolder(PhotoDataset):
 
     The classes are the folders of the training split, sorted by name. As in torchvision, the pictures of a class may
     lie in folders within it, links are followed, and files of other kinds are left out; a warning counts them. What
-    begins with a dot is hidden. Names are sorted by their bytes, so the order is the same on every host.
+    begins with a dot is hidden. Names are sorted by their bytes, so the order is the same on every host. Pictures are
+    turned upright as their EXIF data say.
 
     Attributes, besides those of `PhotoDataset`:
         root: the folder of the splits; '~' is your home.
@@ -108,6 +109,11 @@ class PictureFiles:
     def remedy(self) -> str:
         """What to do about damaged files."""
         return "replace or remove the file"
+
+    @property
+    def upright(self) -> bool:
+        """Yes, as `jaxnet predict` turns them."""
+        return True
 
     def read(self, row: int) -> tuple[bytes, int]:
         """Return what the file of an example holds, and its label."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxnet.data.batches import mix_bits
-from jaxnet.data.photos.decoding import DamagedImage
+from jaxnet.data.photos.decoding import DamagedImage, turned_upright
 from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.data.source import require_labels
 from jaxnet.errors import InputError, one_line
@@ -38,6 +38,10 @@ class EncodedPhotos(Protocol):
     @property
     def remedy(self) -> str:
         """What to do about damaged photos, in errors."""
+
+    @property
+    def upright(self) -> bool:
+        """Whether photos are turned as their EXIF data say."""
 
     def read(self, row: int) -> tuple[bytes, int]:
         """Return the encoded image and the label of an example; DamagedImage if it cannot be read."""
@@ -95,6 +99,11 @@ class PhotoRecords:
     def remedy(self) -> str:
         """What to do about damaged records."""
         return "prepare the data set again"
+
+    @property
+    def upright(self) -> bool:
+        """No: published accuracies are measured on photos as they lie."""
+        return False
 
     def read(self, row: int) -> tuple[bytes, int]:
         """Return the encoded image and the label; InputError if the label is not a class."""
@@ -163,6 +172,9 @@ class _Photos:
         """Labels are 0 .. num_classes - 1."""
         return self.records.num_classes
 
+    def _seen(self, pixels: np.ndarray, data: bytes) -> np.ndarray:
+        return turned_upright(pixels, data) if self.records.upright else pixels
+
 
 @dataclass(frozen=True, eq=False)
 class EvaluationPhotos(_Photos):
@@ -192,7 +204,7 @@ class EvaluationPhotos(_Photos):
         for place, row in enumerate(indices.tolist()):
             try:
                 data, label[place] = self.records.read(row)
-                image[place] = self.view(data)
+                image[place] = self._seen(self.view(data), data)
             except DamagedImage as error:
                 raise InputError(
                     f"{self.records.name(row)} is damaged: {error}. Every example counts in an evaluation: "
@@ -245,7 +257,7 @@ class TrainingPhotos(_Photos):
         for candidate in self._candidates(row, draw):
             try:
                 data, label = self.records.read(candidate)
-                return self.view(data, draw, self.size), label, candidate
+                return self._seen(self.view(data, draw, self.size), data), label, candidate
             except DamagedImage as error:
                 self.account.add(self.records, candidate, error)
         raise AssertionError("there is always another candidate")
