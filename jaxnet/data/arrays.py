@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,10 @@ class Arrays:
 
     def __repr__(self) -> str:
         """The shapes of the arrays and a digest of all: a run is not continued with other data."""
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         digest, shown = hashlib.sha256(), []
         for split, arrays in self._splits.items():
             for name, array in arrays.items():
