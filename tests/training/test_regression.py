@@ -107,5 +107,5 @@ def test_a_table_in_classes(tmp_path):
     data = Arrays(
         train={"features": features[:64], "label": label[:64]}, test={"features": features[64:], "label": label[64:]}
     )
-    config = Config(nn.Dense(2), data, 20, 16, Classification(), 32, optimizer=Optimizer("adamw", 0.1))
+    config = Config(nn.Dense(2), data, 20, 16, Classification(), optimizer=Optimizer("adamw", 0.1))
     assert train(config, tmp_path, quiet=True).summary["accuracy"] > 0.9
