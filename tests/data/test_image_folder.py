@@ -301,6 +301,13 @@ def test_a_run_learns_dark_from_bright(tmp_path):
     assert (summary["accuracy"], summary["examples"], summary["damaged_records"]) == (1, 16, 1)
 
 
+def test_the_test_pictures_choose_nothing(tmp_path):
+    with pytest.raises(InputError, match=r"val holds the test pictures, which choose nothing: set data.test_split"):
+        pictures(tmp_path, test_split="val").load("val")
+    write(tmp_path / "test", TEST)
+    assert ImageFolder(str(tmp_path), **SMALL).load("val").num_examples == len(TEST)
+
+
 # ---- Turned pictures ----------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,11 @@ class ImageFolder(PhotoDataset):
         root = Path(self.root).expanduser()
         if not root.is_dir():
             raise InputError(f"there is no folder {root}: {_LAYOUT}")
+        if split not in ("train", "test") and split == self._name(root, "test"):
+            raise InputError(
+                f"{root / split} holds the test pictures, which choose nothing: set data.test_split to another folder, "
+                "or validation to a part of the training pictures such as 0.1"
+            )
         folder = root / self._name(root, split)
         if not folder.is_dir():
             raise InputError(f"there is no folder {folder}, {root} holds {_held(root)}: {_LAYOUT}")
