@@ -16,6 +16,7 @@ from jaxnet.comm import Strategy, split_by_example
 from jaxnet.config.check import check_tests
 from jaxnet.config.run import Config
 from jaxnet.data import Source, eval_batches, example_shapes, open_split, placed
+from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables
 from jaxnet.parallel import Form, Step, StepPlan
 from jaxnet.parallel.hybrid import ShardedDense
@@ -129,6 +130,8 @@ class Experiment:
 
     def evaluate(self, state: TrainState, split: str = "test") -> dict[str, float]:
         """The task's metrics on 'test' or 'validation': every example counts once, on any number of devices."""
+        if split not in self._evaluators:
+            raise InputError(f"split {split!r}: this run is evaluated on {', '.join(self._evaluators)}")
         return self._evaluators[split](state)
 
     @property
@@ -156,7 +159,9 @@ class Experiment:
         """Refuse test examples that the network, which learns from training examples, cannot take."""
         config, model = self.config, as_model(self.config.model)
         trained = model_inputs(config.task, self.example)
-        for source in filter(None, (self.validation, self.tests)):
+        for source in (self.validation, self.tests):
+            if source is None:
+                continue
             tested = model_inputs(config.task, example_shapes(source))
             check_tests(config, model, self._single_variables, trained, tested)
 

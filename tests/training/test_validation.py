@@ -239,3 +239,9 @@ def test_an_evaluation_is_the_same_in_batches_of_any_size(size):
     found, wanted = (each.evaluate(each.init(), "validation") for each in (experiment, alone))
     assert found == pytest.approx(wanted, rel=1e-5)
     assert found["examples"] == 30
+
+
+def test_an_evaluation_that_a_run_has_not():
+    experiment = prepare(replace(CONFIG, validation=None), comm.make_mesh(1, jax.devices()[:1]))
+    with pytest.raises(InputError, match="split 'validation': this run is evaluated on test"):
+        experiment.evaluate(experiment.init(), "validation")
