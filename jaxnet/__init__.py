@@ -13,7 +13,7 @@ train           trains a Config in a directory, and continues what was begun the
 prepare         for a loop of your own: experiment.init(), .batches(), .step(state, batch), .evaluate(state)
 load_config     the Config of a Python file, with key=value changes
 compare         several runs beside each other: a table and curves
-load            what was trained, as a function from images to probabilities
+load            what was trained, as a function: from images to probabilities, or as its task says
 Config          what a run is; Optimizer, Augmentation, ... are its parts
 Task            what is learned; ImageClassification, LanguageModel, Regression, ... are tasks
 Observer        sees every step and every line of metrics, and may stop a run
