@@ -147,10 +147,13 @@ def test_a_damaged_file_is_replaced_and_named_by_its_path_once(tmp_path, caplog)
     damaged = {"a/08.jpg", "a/12.jpg", "b/03.jpg"}
     assert {names(source)[row] for row in source.damaged} == damaged
     assert set(range(20)) - set(ids.tolist()) == set(source.damaged)
-    assert len(caplog.messages) == 3
+    messages = [
+        message for message in caplog.messages if str(tmp_path) in message
+    ]  # a reader of another test may speak
+    assert len(messages) == 3
     place = "; another example takes its place"
-    assert any(m.startswith(f"{tmp_path}/train/a/12.jpg is damaged: No such file or dir") for m in caplog.messages)
-    assert sum(f"is damaged: it is neither a JPEG nor a PNG image{place}" in m for m in caplog.messages) == 2
+    assert any(m.startswith(f"{tmp_path}/train/a/12.jpg is damaged: No such file or dir") for m in messages)
+    assert sum(f"is damaged: it is neither a JPEG nor a PNG image{place}" in m for m in messages) == 2
     wanted = rf"^{tmp_path}/test/a/1\.jpg is damaged: .* Every example counts in an evaluation: replace or remove the f"
     with pytest.raises(InputError, match=wanted):
         dataset.load("test").rows(np.arange(1))
