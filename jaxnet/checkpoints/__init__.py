@@ -4,7 +4,7 @@ Save and restore:
 
 - `Checkpointer`: the checkpoints of one run; `save`, `wait`, `restore_latest`. `Restored`, `NotSaved`, `Best`.
 - `FaultTolerantCheckpoints`: the same, with storage failures logged instead of raised.
-- `OneWriter`: the same under MPI, where rank 0 alone reads and writes.
+- `OneWriter`: the same, with process 0 alone reading and writing, for `MPIProcesses` or `JaxProcesses`.
 - `Replaceable`: leaves of a state that are made anew where those of a checkpoint do not fit.
 
 Read a trained model, changing nothing on the disk:
@@ -27,7 +27,7 @@ from jaxnet.checkpoints.fault_tolerant import FaultTolerantCheckpoints
 from jaxnet.checkpoints.files import Best
 from jaxnet.checkpoints.leaves import Replaceable
 from jaxnet.checkpoints.lock import BEAT_SECONDS, Heartbeat, Lock
-from jaxnet.checkpoints.rank_zero import OneWriter
+from jaxnet.checkpoints.rank_zero import JaxProcesses, MPIProcesses, OneWriter
 from jaxnet.checkpoints.reader import FoundCheckpoint, find_checkpoint, read_leaves, steps_at
 
 __all__ = [
@@ -38,7 +38,9 @@ __all__ = [
     "FaultTolerantCheckpoints",
     "FoundCheckpoint",
     "Heartbeat",
+    "JaxProcesses",
     "Lock",
+    "MPIProcesses",
     "NotSaved",
     "OneWriter",
     "Replaceable",

@@ -30,9 +30,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from jax.experimental import multihost_utils
-
 from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.consensus import Consensus
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
@@ -86,6 +83,7 @@ class Checkpointer:
         best_mode: 'max' if more of the metric is better, 'min' if less is.
         fence: process 0 calls it before it publishes or deletes anything; it raises Lost when another run has
             taken over the directory.
+        alone: this process reads and writes for all of a run, and the others have no such object; see `OneWriter`.
     """
 
     def __init__(
@@ -96,6 +94,7 @@ class Checkpointer:
         best: str | None = None,
         best_mode: Literal["max", "min"] = "max",
         fence: Callable[[], None] = lambda: None,
+        alone: bool = False,
     ):
         if keep < 1:
             raise InputError(f"checkpoints: keep is {keep}; at least 1 must be kept")
@@ -104,12 +103,12 @@ class Checkpointer:
         self._keep = keep
         self._best = None if best is None else Best(best, best_mode)
         self._files, self._fence = CheckpointFiles(Path(directory).absolute()), fence
-        self._consensus = Consensus()
+        self._consensus, self._alone = Consensus(alone=alone), alone
         name = self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step last saved or restored: its checkpoint equals the present state
         silence_orbax()
-        self._storage = Storage(self._consensus.meet)
+        self._storage = Storage(self._consensus.meet, alone=alone)
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[str]] | None = None
         self._attempts = (f"{name}-{number}" for number in itertools.count(1))
@@ -280,7 +279,7 @@ class Checkpointer:
         replaceable: Replaceable | None = None,
     ) -> Restored:
         where = self._files.path(step)
-        state, replaced = read_state(where, about["leaves"], like, defaults, replaceable)
+        state, replaced = read_state(where, about["leaves"], like, defaults, replaceable, alone=self._alone)
         self._current = step
         return Restored(step, state, about["extra"], replaced)
 
@@ -296,11 +295,11 @@ class Checkpointer:
                 file.write(b"probe")
                 file.flush()
                 name = self._consensus.decided(lambda: Path(file.name).name)
-                seen = multihost_utils.process_allgather(np.array((root / name).exists()))
+                seen = self._consensus.gathered((root / name).exists())
         except OSError as error:
             raise InputError(f"checkpoints cannot be written to {root}: {error.strerror}") from error
-        if not np.all(seen):
-            raise not_shared(root, np.flatnonzero(~np.atleast_1d(seen)).tolist())
+        if blind := [process for process, sees in enumerate(seen) if not sees]:
+            raise not_shared(root, blind)
         return str(name.rpartition("-")[2])
 
     def _raised(self, step: int, failure: str) -> InputError:

@@ -32,21 +32,25 @@ class Consensus:
     They talk through the key-value store of JAX's coordination service, under `jaxnet-consensus-<object>/<attempt>/`.
     JAX's own barriers would not do: a process that failed never comes to them, and the others wait out the time.
 
+    Args:
+        alone: this process talks to itself, whatever others there are, which need no such object.
+
     >>> Consensus().decided(lambda: {"step": 200})
     {'step': 200}
     """
 
-    def __init__(self) -> None:
-        self.primary = jax.process_index() == 0
-        self._name, self._numbers = f"jaxnet-consensus-{next(_created)}", itertools.count()
-        self._attempt = 0
+    def __init__(self, *, alone: bool = False) -> None:
+        self._count = 1 if alone else jax.process_count()
+        self.primary = alone or jax.process_index() == 0
+        self._name = "alone" if alone else f"jaxnet-consensus-{next(_created)}"
+        self._numbers, self._attempt = itertools.count(), 0
 
     def decided(self, make: Callable[[], Any]) -> Any:
         """Call `make` on process 0, which may take long, and return its result, as JSON carries it, on all.
 
         An InputError that it raises there is raised on all.
         """
-        if jax.process_count() == 1:
+        if self._count == 1:
             return make()
         text = json.dumps(_value_or_error(make)).encode() if self.primary else b""
         self.barrier()  # wait here for a slow `make`: the collective below gives up sooner
@@ -57,6 +61,13 @@ class Consensus:
             raise InputError(error)
         return value
 
+    def gathered(self, flag: bool) -> list[bool]:
+        """Return the `flag` of every process in rank order."""
+        if self._count == 1:
+            return [flag]
+        flags: list[bool] = multihost_utils.process_allgather(np.array(flag)).tolist()
+        return flags
+
     def barrier(self) -> None:
         """Wait for all processes. Runs nothing on the devices, so a thread beside the training may call it."""
         key = f"{self._name}-{next(self._numbers)}"
@@ -65,7 +76,7 @@ class Consensus:
     def begin(self, make: Callable[[], str]) -> str:
         """Begin an attempt: call `make` on process 0 and return its result, "" or a failure, on all."""
         self._attempt += 1
-        if jax.process_count() == 1:
+        if self._count == 1:
             return make()
         key = f"{self._key}/begun"
         if self.primary:
@@ -74,12 +85,12 @@ class Consensus:
 
     def meet(self, *, key: str, timeout_ms: int) -> None:
         """Wait for all within an attempt; OSError as soon as any process has ended it with a failure, or too late."""
-        if jax.process_count() > 1:
+        if self._count > 1:
             self._gather(f"met/{key}", "", timeout_ms / 1000)
 
     def end(self, failure: str) -> str:
         """End the attempt with this process's `failure` or ""; return the first failure of any process, or ""."""
-        if jax.process_count() == 1:
+        if self._count == 1:
             return failure
         try:
             said = self._gather("done", failure, _TIMEOUT_SECONDS)
@@ -95,7 +106,7 @@ class Consensus:
 
     def _gather(self, key: str, value: str, seconds: float) -> list[str]:
         """Return the value of every process in rank order; OSError when a process has ended the attempt badly."""
-        client, count, until, pause = _client(), jax.process_count(), time.monotonic() + seconds, 0.01
+        client, count, until, pause = _client(), self._count, time.monotonic() + seconds, 0.01
         client.key_value_set(f"{self._key}/{key}/{jax.process_index():06d}", value)
         while True:
             there = sorted(client.key_value_dir_get(f"{self._key}/{key}"))

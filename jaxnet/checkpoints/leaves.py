@@ -136,9 +136,11 @@ def leaves_to_read(stored: Mapping[str, str], wanted: Mapping[str, Any], default
     return asked | surplus
 
 
-def filled(leaf: jax.ShapeDtypeStruct, value: Any) -> jax.Array:
+def filled(leaf: jax.ShapeDtypeStruct | np.ndarray, value: Any) -> jax.Array | np.ndarray:
     """Return an array like `leaf` in which every element is `value`."""
     values = np.full(leaf.shape, value, leaf.dtype)
+    if isinstance(leaf, np.ndarray):
+        return values
     if leaf.sharding is None:
         return jax.numpy.asarray(values)
     return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: values[index])

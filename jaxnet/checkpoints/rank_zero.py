@@ -1,7 +1,8 @@
-"""Checkpoints under MPI, where only rank 0 reads and writes.
+"""Checkpoints of processes that share no directory, or no arrays: process 0 reads and writes for all.
 
-With MPI each process has a mesh of its own and all processes hold the same state, so no array spans them. Rank 0
-therefore saves for all, and sends what it restores to the others.
+Under MPI each process has a mesh of its own and all hold the same state. Under `jax.distributed` the arrays span the
+processes; what only others hold of them is gathered first. What process 0 restores travels to the others, one array at
+a time.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,13 +11,17 @@ from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxnet.checkpoints.checkpointer import Checkpointer, NotSaved, Restored, not_shared
-from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable
+from jaxnet.checkpoints.consensus import Consensus
+from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, named_leaves, nested
+
+# ---- How the processes talk: all make the same calls in the same order ----------------------------------
 
 
-class Processes(Protocol):
-    """How the processes of a run talk: all make the same calls in the same order."""
+class Ranks(Protocol):
+    """The processes that MPI has joined."""
 
     def broadcast_object(self, make: Callable[[], Any]) -> Any:
         """Call `make` on process 0 and return its result on all; an InputError is raised on all too."""
@@ -25,12 +30,66 @@ class Processes(Protocol):
         """Return the `value` of every process, in rank order."""
 
 
-class OneWriter:
-    """The methods of `Checkpointer`, called by all processes in the same order and done by rank 0 alone.
+class Processes(Protocol):
+    """What `OneWriter` asks of them."""
 
-    What rank 0 restores travels to the others as arrays, and each puts them on its own devices.
+    def decided(self, make: Callable[[], Any]) -> Any:
+        """Call `make` on process 0 and return its result on all; an InputError is raised on all too."""
+
+    def gathered(self, flag: bool) -> list[bool]:
+        """Return the `flag` of every process, in rank order."""
+
+    def collect(self, leaf: Any) -> Any:
+        """Return an array as process 0 can save it alone."""
+
+    def send(self, leaf: Any, like: Any) -> Any:
+        """Return the array that process 0 gives, which is like `like`, on all."""
+
+
+class MPIProcesses:
+    """Processes with arrays of their own, which are the same on all."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.decided, self.gathered = ranks.broadcast_object, ranks.all_gather_object
+
+    def collect(self, leaf: Any) -> Any:
+        """Return it as it is."""
+        return leaf
+
+    def send(self, leaf: Any, like: Any) -> Any:
+        """One message an array, because MPI libraries count the bytes of a message with 32 bits."""
+        return self.decided(lambda: np.asarray(leaf))
+
+
+class JaxProcesses(Consensus):
+    """Processes whose arrays span the devices of all."""
+
+    def collect(self, leaf: Any) -> Any:
+        """Return the whole array on process 0, and None on the others."""
+        if leaf.is_fully_replicated or leaf.is_fully_addressable:
+            return np.asarray(leaf.addressable_data(0)) if self.primary else None
+        whole = multihost_utils.process_allgather(leaf, tiled=True)
+        return whole if self.primary else None
+
+    def send(self, leaf: Any, like: Any) -> Any:
+        """As bytes: a sum over the devices carries them, and a sum of floats would lose the sign of a zero."""
+        array = np.ascontiguousarray(leaf) if self.primary else np.zeros(like.shape, like.dtype)
+        sent = multihost_utils.broadcast_one_to_all(array.reshape(-1).view(np.uint8))
+        return np.asarray(sent).view(like.dtype).reshape(like.shape)
+
+
+# ---- The checkpoints ------------------------------------------------------------------------------------
+
+
+class OneWriter:
+    """The methods of `Checkpointer`, called by all processes in the same order and done by process 0 alone.
 
     Raises InputError as `Checkpointer` does, on all processes.
+
+    Args:
+        directory: as for `Checkpointer`, and so are those without a line here.
+        processes: how they talk.
+        shared: whether all must see the directory, so that whichever is process 0 next time finds what is saved.
     """
 
     def __init__(
@@ -38,25 +97,28 @@ class OneWriter:
         directory: Path,
         processes: Processes,
         *,
+        shared: bool = True,
         keep: int = 3,
         best: str | None = None,
         best_mode: Literal["max", "min"] = "max",
         fence: Callable[[], None] = lambda: None,
     ):
         self._processes = processes
-        self._own: Checkpointer | None = None  # stays None but on rank 0
+        self._own: Checkpointer | None = None  # stays None but on process 0
 
         def make() -> None:
-            self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence)
+            self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence, alone=True)
 
-        processes.broadcast_object(make)
-        blind = [process for process, sees in enumerate(processes.all_gather_object(directory.is_dir())) if not sees]
-        if blind:
-            raise not_shared(directory, blind)
+        processes.decided(make)
+        if shared:
+            seen = enumerate(processes.gathered(directory.is_dir()))
+            if blind := [process for process, sees in seen if not sees]:
+                raise not_shared(directory, blind)
 
     def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
         """See `Checkpointer.save`."""
-        self._write(lambda own: own.save(step, state, extra=extra, metrics=metrics))
+        own = jax.tree.map(self._processes.collect, state)
+        self._write(lambda checkpoints: checkpoints.save(step, own, extra=extra, metrics=metrics))
 
     def wait(self) -> None:
         """See `Checkpointer.wait`."""
@@ -71,29 +133,35 @@ class OneWriter:
         replaceable: Replaceable | None = None,
     ) -> Restored | None:
         """See `Checkpointer.restore_latest`."""
-        found: list[Restored] = []  # stays empty but on rank 0
+        found: list[Restored] = []  # stays empty but on process 0
+        shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
+        # What is made anew is made by all, below: here zeros stand for it.
+        zeros = {} if replaceable is None else replaceable.split(named_leaves(shapes))[0]
+        blank = None if replaceable is None else replaceable._replace(make=lambda: nested(zeros))
 
         def restore(own: Checkpointer) -> tuple[int, dict[str, Any], dict[str, str]] | None:
-            restored = own.restore_latest(like, up_to=up_to, defaults=defaults, replaceable=replaceable)
+            restored = own.restore_latest(shapes, up_to=up_to, defaults=defaults, replaceable=blank)
             found.extend(filter(None, [restored]))
             return (found[0].step, found[0].extra, dict(found[0].replaced)) if found else None
 
-        about = self._on_rank_zero(restore)
+        about = self._on_process_zero(restore)
         if about is None:
             return None
         step, extra, replaced = about
-        leaves = iter(jax.tree.leaves([each.state for each in found]))
-        # One leaf at a time, because MPI libraries count the bytes of a message with 32 bits.
-        arrays = jax.tree.map(lambda _: self._processes.broadcast_object(lambda: np.asarray(next(leaves))), like)
-        state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, like)
-        return Restored(step, state, extra, replaced)
+        anew = named_leaves(replaceable.make()) if replaceable and replaced else {}
+        leaves = named_leaves(found[0].state) if found else {}
+        state = [
+            anew[name] if name in anew else _placed(self._processes.send(leaves.get(name), leaf), leaf)
+            for name, leaf in named_leaves(like).items()
+        ]
+        return Restored(step, jax.tree.unflatten(jax.tree.structure(like), state), extra, replaced)
 
     def close(self) -> None:
         """See `Checkpointer.close`."""
         self._write(Checkpointer.close)
 
     def _write(self, act: Callable[[Checkpointer], None]) -> None:
-        """Do `act` on rank 0, and raise its NotSaved on all, which a broadcast would make a plain InputError."""
+        """Do `act` on process 0, and raise its NotSaved on all, which a broadcast would make a plain InputError."""
 
         def failure_of(own: Checkpointer) -> str:
             try:
@@ -102,12 +170,19 @@ class OneWriter:
                 return str(error)
             return ""
 
-        if failure := self._on_rank_zero(failure_of):
+        if failure := self._on_process_zero(failure_of):
             raise NotSaved(failure)
 
-    def _on_rank_zero(self, act: Callable[[Checkpointer], Any]) -> Any:
+    def _on_process_zero(self, act: Callable[[Checkpointer], Any]) -> Any:
         def on_first() -> Any:
-            assert self._own is not None, "rank 0 made it in __init__"
+            assert self._own is not None, "process 0 made it in __init__"
             return act(self._own)
 
-        return self._processes.broadcast_object(on_first)
+        return self._processes.decided(on_first)
+
+
+def _placed(array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """The array in the sharding of `like`, whose devices may be of several processes."""
+    if like.sharding is None:
+        return jax.numpy.asarray(array)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])

@@ -106,7 +106,13 @@ def read_leaves(found: FoundCheckpoint, like: Mapping[str, Any]) -> dict[str, An
 
 
 def read_state(
-    directory: Path, stored: Mapping[str, str], like: Any, defaults: Mapping[str, Any], replaceable: Replaceable | None
+    directory: Path,
+    stored: Mapping[str, str],
+    like: Any,
+    defaults: Mapping[str, Any],
+    replaceable: Replaceable | None,
+    *,
+    alone: bool = False,
 ) -> tuple[Any, dict[str, str]]:
     """Read the state in `directory`, whose leaves `stored` describes, in the structure and shardings of `like`.
 
@@ -118,16 +124,16 @@ def read_state(
     wanted = named_leaves(like)
     replaced: dict[str, str] = {}
     if replaceable is None or replaceable.fit(stored, described(wanted)):
-        leaves = _read_wanted(directory, stored, wanted, defaults)
+        leaves = _read_wanted(directory, stored, wanted, defaults, alone)
     else:
         replaced, kept = replaceable.split(stored)
-        leaves = _read_wanted(directory, kept, replaceable.split(wanted)[1], defaults)
+        leaves = _read_wanted(directory, kept, replaceable.split(wanted)[1], defaults, alone)
         leaves |= named_leaves(replaceable.make())
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted]), replaced
 
 
 def _read_wanted(
-    directory: Path, stored: Mapping[str, str], wanted: Mapping[str, Any], defaults: Mapping[str, Any]
+    directory: Path, stored: Mapping[str, str], wanted: Mapping[str, Any], defaults: Mapping[str, Any], alone: bool
 ) -> dict[str, Any]:
     asked = leaves_to_read(stored, wanted, defaults)
     if wrong := differences_text(stored, described(asked)):
@@ -139,4 +145,4 @@ def _read_wanted(
     leaves = {name: filled(leaf, 0) for name, leaf in asked.items() if not leaf.size}
     leaves |= {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
     there = {name: leaf for name, leaf in asked.items() if leaf.size}
-    return leaves | read_arrays(directory / "state", there)
+    return leaves | read_arrays(directory / "state", there, alone=alone)

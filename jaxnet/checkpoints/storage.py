@@ -88,13 +88,15 @@ class Storage:
     """An `ocp.AsyncCheckpointer` that all processes can still use after a save has failed on any of them.
 
     `meet(key=..., timeout_ms=...)` is a barrier for its background thread. It raises OSError on all other processes
-    when one has failed.
+    when one has failed. If this process is `alone`, Orbax waits for no others.
     """
 
-    def __init__(self, meet: Any) -> None:
+    def __init__(self, meet: Any, *, alone: bool = False) -> None:
+        processes = _processes(alone)
         self._orbax = ocp.AsyncCheckpointer(
-            ocp.StandardCheckpointHandler(),
+            ocp.StandardCheckpointHandler(multiprocessing_options=processes),
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=meet),
+            multiprocessing_options=processes,
             temporary_path_class=_ExistingPath,
         )
 
@@ -124,14 +126,25 @@ class Storage:
         self._orbax.close()
 
 
+def _processes(alone: bool) -> ocp.options.MultiprocessingOptions:
+    if not alone or jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(own, {own}, barrier_sync_key_prefix="alone")
+
+
 # ---- Read -----------------------------------------------------------------------------------------------
 
 
-def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays at `path` that `like` names, each with the dtype, shape and sharding that stand there."""
-    wanted = nested(like)
+def read_arrays(path: Path, like: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
+    """Return the arrays at `path` that `like` names, each with the dtype, shape and sharding that stand there.
+
+    All processes call it, unless this one reads `alone`.
+    """
+    wanted, processes = nested(like), _processes(alone)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
     arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
-    with ocp.PyTreeCheckpointer() as orbax:
+    with ocp.Checkpointer(handler, multiprocessing_options=processes) as orbax:
         asked = ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True)
         arrays = orbax.restore(path.absolute(), args=asked)  # it refuses a relative path
     names = jax.tree.leaves(nested({name: name for name in like}))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxnet.command_line import Commands, given_path
 from jaxnet.errors import InputError
+from jaxnet.object_storage.store import remote_url
 
 _REPORT_DESCRIPTION = """\
 Show where the time of a run went, from the ledger in its workdir: start-up, compilation, waiting for data, steps,
@@ -35,6 +36,10 @@ def run_report(args: argparse.Namespace) -> int:
     from jaxnet.report.goodput import goodput, goodput_json, goodput_text, read_ledger
 
     path = args.workdir / "ledger.jsonl"
+    if remote_url(args.workdir):
+        from jaxnet.object_storage.reading import fetched_files  # takes a while to import
+
+        path = fetched_files(args.workdir, path.name) / path.name
     try:
         found = goodput(read_ledger(path))
     except OSError as error:
@@ -81,6 +86,8 @@ def run_timeline(args: argparse.Namespace) -> int:
     """Read the traces, then print and draw one step."""
     from jaxnet.report import read_traces, timeline, timeline_json, timeline_text, write_png
 
+    if url := remote_url(args.trace):
+        raise InputError(f"{url}: traces are read from a directory; copy {url}/profile to one, and give that")
     made = timeline(read_traces(args.trace), args.step, _mesh(args.trace))
     if args.png:
         write_png(made, args.png)

@@ -34,7 +34,11 @@ def _add_arguments(parser: Parser) -> None:
         metavar="FILE",
         help="a Python file with get_config(), such as configs/digits.py; FILE is run",
     )
-    parser.add_argument("--workdir", type=given_path, help="where the run writes; default runs/NAME")
+    parser.add_argument(
+        "--workdir",
+        type=given_path,
+        help="where the run writes: a directory, gs://BUCKET/NAME or s3://BUCKET/NAME; default runs/NAME",
+    )
     parser.add_argument("--allow-config-change", action="store_true", help="continue a run although its config differs")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, and nothing else")
     parser.add_overrides()

@@ -21,6 +21,7 @@ from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.inference.settings import rebuild_data, rebuild_model, rebuild_task, with_trained_values
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
+from jaxnet.object_storage.reading import fetched_steps
 from jaxnet.tasks.classification import ImageClassification, Pixels
 from jaxnet.training.initial import saved_names
 from jaxnet.weights import HALVES, WeightsMetadata, checked_pixels, is_auxiliary, read_variables
@@ -80,9 +81,9 @@ def load_network(
     member: int | None = None,
 ) -> Network:
     """Return the network that `load` would call; the arguments are those of `load`. Programs have no network."""
-    path = Path(path)
     if step is not None and best:
         raise InputError(f"step {step} and the best: wanted one of them")
+    path = fetched_steps(path, step, every=best)
     if path.suffix == ".safetensors":
         if step is not None or best or config is not None or member is not None:
             raise InputError(f"{path} holds the weights of one network: leave out step, best, config and member")

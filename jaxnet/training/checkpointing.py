@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.checkpoints import Checkpointer, FaultTolerantCheckpoints, OneWriter, Replaceable, Restored
+from jaxnet.checkpoints import (
+    Checkpointer,
+    FaultTolerantCheckpoints,
+    JaxProcesses,
+    MPIProcesses,
+    OneWriter,
+    Replaceable,
+    Restored,
+)
 from jaxnet.checkpoints.leaves import described, named_leaves
 from jaxnet.comm import one_per_device
 from jaxnet.config.keys import flatten
@@ -23,7 +31,7 @@ from jaxnet.training.initial import initial_text
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.observer import Observer
 from jaxnet.training.processes import ProcessGroup, decoder, other_decoder
-from jaxnet.training.workdir import Fence
+from jaxnet.training.workdir import Workdir
 
 _BEST = "best_evaluation"  # in what is saved with a state
 _OWES_EVALUATION = "owes_evaluation"  # likewise
@@ -51,15 +59,17 @@ class Start(NamedTuple):
     weights: str = ""
 
 
-def open_checkpoints(experiment: Experiment, workdir: Path, fence: Fence) -> FaultTolerantCheckpoints:
-    """The run's checkpoints; with MPI, where no array spans the processes, those of rank 0."""
-    processes, keep, task = experiment.processes, experiment.config.checkpoints.keep, experiment.config.task
-    directory, ranks = workdir / "checkpoints", processes.cluster.mpi
+def open_checkpoints(experiment: Experiment, workdir: Workdir) -> FaultTolerantCheckpoints:
+    """The run's checkpoints: written by process 0 alone with MPI, and where the processes share no directory."""
+    processes, task, directory = experiment.processes, experiment.config.task, workdir.path / "checkpoints"
+    kept: Any = {"keep": experiment.config.checkpoints.keep, "best": task.best, "best_mode": task.best_mode}
+    ranks, several = processes.cluster.mpi, processes.cluster.process_count > 1
     checkpoints: Checkpointer | OneWriter
-    if ranks:
-        checkpoints = OneWriter(directory, ranks, keep=keep, best=task.best, best_mode=task.best_mode, fence=fence)
+    if ranks or (several and workdir.mirror):
+        talk = MPIProcesses(ranks) if ranks else JaxProcesses()
+        checkpoints = OneWriter(directory, talk, shared=not workdir.mirror, fence=workdir.fence, **kept)
     else:
-        checkpoints = Checkpointer(directory, keep=keep, best=task.best, best_mode=task.best_mode, fence=fence)
+        checkpoints = Checkpointer(directory, fence=workdir.fence, **kept)
     return FaultTolerantCheckpoints(checkpoints, _say(processes))
 
 

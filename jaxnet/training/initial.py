@@ -11,6 +11,8 @@ from jaxnet.checkpoints import find_checkpoint, read_leaves, steps_at
 from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.errors import InputError
 from jaxnet.models import Variables
+from jaxnet.object_storage.reading import fetched_steps
+from jaxnet.object_storage.store import remote_url
 from jaxnet.weights import file_digest, read_names, read_variables
 
 _COLOURS = 3
@@ -29,6 +31,7 @@ def initial_values(path: Path, shapes: Variables) -> dict[str, np.ndarray]:
     Raises:
         InputError: they cannot be read, or belong to another network; the message names the variables.
     """
+    path = fetched_steps(path)
     if path.is_dir():
         return _of_run(path, _named(shapes))
     given, about = read_variables(path)
@@ -77,8 +80,11 @@ def saved_names(names: Iterable[str], leaves: Iterable[str]) -> dict[str, str]:
 
 def initial_text(path: Path, shapes: Variables) -> str:
     """What of a model a run or a file of `jaxnet import` begins, and what begins at random, as a line for a person."""
-    if path.is_dir():
-        return f"{len(_named(shapes))} variables begin as those of {find_checkpoint(*steps_at(path)).path}"
+    local = fetched_steps(path)
+    if local.is_dir():
+        found = find_checkpoint(*steps_at(local))
+        where = found.path if local == path else f"{remote_url(path)}, step {found.step}"
+        return f"{len(_named(shapes))} variables begin as those of {where}"
     given, about = read_names(path)
     fresh = [name for name in _named(shapes) if name not in given]
     shown = ", ".join(fresh[:_SHOWN]) + (f" and {len(fresh) - _SHOWN} more" if len(fresh) > _SHOWN else "")
@@ -92,10 +98,11 @@ def weights_digest(path: str) -> str:
     That of a checkpoint is the digest of its manifest, which has those of all its files.
     """
     try:
-        if Path(path).is_dir():
-            found = find_checkpoint(*steps_at(Path(path)))
+        local = fetched_steps(path)
+        if local.is_dir():
+            found = find_checkpoint(*steps_at(local))
             return hashlib.sha256((found.path / "manifest.json").read_bytes()).hexdigest()[:16]
-        return file_digest(Path(path))[:16]
+        return file_digest(local)[:16]
     except InputError as error:
         return str(error)
     except OSError as error:

@@ -12,6 +12,7 @@ from jaxnet.comm import Check
 from jaxnet.config.run import Config
 from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
+from jaxnet.object_storage.reading import fetched_files
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.plan import RunPlan
@@ -76,7 +77,7 @@ def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
     Raises:
         InputError: there is no such file, or it is no run's.
     """
-    path = Path(workdir) / "metrics.jsonl"
+    path = fetched_files(workdir, "metrics.jsonl") / "metrics.jsonl"
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         by_step = {(line["step"], line["split"]): line for line in lines}
@@ -227,15 +228,15 @@ def compare(runs: Mapping[str, Run | str | Path]) -> Comparison:
         raise InputError("compare: wanted at least one run, such as {'xla': run_a, 'ddp': run_b}")
     summaries, metrics = {}, {}
     for label, run in runs.items():
-        workdir = run.workdir if isinstance(run, Run) else Path(run)
-        summaries[label] = run.summary if isinstance(run, Run) else _read_summary(workdir)
-        metrics[label] = read_metrics(workdir)
+        summaries[label] = run.summary if isinstance(run, Run) else _read_summary(run)
+        metrics[label] = read_metrics(run.workdir if isinstance(run, Run) else run)
     return Comparison(summaries, metrics)
 
 
-def _read_summary(workdir: Path) -> dict[str, Any]:
+def _read_summary(workdir: str | Path) -> dict[str, Any]:
+    path = fetched_files(workdir, "summary.json") / "summary.json"
     try:
-        summary: dict[str, Any] = json.loads((workdir / "summary.json").read_text())
+        summary: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{workdir / 'summary.json'} cannot be read: {error}; wanted the workdir of a run") from error
+        raise InputError(f"{path} cannot be read: {error}; wanted the workdir of a run") from error
     return summary

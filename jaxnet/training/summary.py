@@ -31,7 +31,7 @@ _WHEN = {
 }
 
 
-def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, step: CompiledStep, workdir: Path) -> str:
+def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, step: CompiledStep, workdir: str) -> str:
     """What is about to be trained, with what, where: a line each. The whole config is in config.json."""
     lines = [f"{name:<11}{text}" for name, text in _opening(experiment, step, workdir)]
     if not start.fresh:
@@ -47,7 +47,7 @@ def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, ste
     return "\n".join(lines)
 
 
-def _opening(experiment: Experiment, step: CompiledStep, workdir: Path) -> Iterator[tuple[str, str]]:
+def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterator[tuple[str, str]]:
     config, strategy = experiment.config, experiment.strategy
     params = sum(leaf.size for leaf in jax.tree.leaves(experiment.variables.params))
     members = f", {config.ensemble.members} members" if config.ensemble.on else ""
@@ -86,12 +86,12 @@ def _name(value: Any) -> str:
     return f"{type(value).__name__}({named})" if isinstance(named, str) else type(value).__name__
 
 
-def last_screen(summary: Mapping[str, Any], workdir: Path) -> str:
+def last_screen(summary: Mapping[str, Any], workdir: str) -> str:
     """What came of the run, in words: a line each."""
     return "\n".join(f"{name:<11}{text}" for name, text in _ending(summary, workdir))
 
 
-def _ending(summary: Mapping[str, Any], workdir: Path) -> Iterator[tuple[str, str]]:
+def _ending(summary: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, str]]:
     early = "ended early" if summary.get("ended_early") else "finished"
     done = early if summary["finished"] else "stopped, run again to continue"
     yield (

@@ -16,6 +16,7 @@ from jaxnet.config.run import Config
 from jaxnet.data import has_classes, inputs_of
 from jaxnet.ensembles import ensemble_table
 from jaxnet.errors import say
+from jaxnet.object_storage.store import remote_url
 from jaxnet.report.goodput import ending_text
 from jaxnet.training.best import BestEvaluation
 from jaxnet.training.checkpointing import Saver, open_checkpoints, start, written_on_error
@@ -49,7 +50,7 @@ def train(
 
     Args:
         config: the run; see `load_config`.
-        workdir: where it writes.
+        workdir: where it writes: a directory, or gs://BUCKET/NAME or s3://BUCKET/NAME.
         observers: see every step and every line of metrics, and may stop the run; see `Observer`.
         allow_config_change: continue although the workdir holds a run with another config.
         quiet: print nothing.
@@ -60,7 +61,7 @@ def train(
         InputError: the config or the workdir cannot be used; the message says what to change.
     """
     began = time.perf_counter()
-    workdir = Path(workdir)
+    remote_url(workdir)  # refuses a URL that is none of a run, before anything is done
     watchdog, ledger = watchdog or Watchdog(config.watchdog), ledger or Ledger()
     with ExitStack() as during:
         # ---- Processes, data, model, optimizer, strategy, step: shapes and functions, no arrays yet -----------
@@ -70,12 +71,13 @@ def train(
         primary, ranks = processes.primary, processes.cluster.mpi
 
         # ---- Workdir: held by this run alone; what was compiled before lies there -----------------------------
-        fence = during.enter_context(
-            opened(workdir, config, processes, ledger, allow_config_change=allow_config_change)
+        place = during.enter_context(
+            opened(workdir, config, processes, ledger, watchdog.begins, allow_config_change=allow_config_change)
         )
+        directory, fence = place.path, place.fence
 
         # ---- State: restored from the newest good checkpoint, or made on the mesh -----------------------------
-        checkpoints = open_checkpoints(experiment, workdir, fence)
+        checkpoints = open_checkpoints(experiment, place)
         during.enter_context(written_on_error(checkpoints, processes, watchdog.begins))
         begins = start(experiment, checkpoints)
         best = BestEvaluation(config.task, config.early_stopping, begins.best)
@@ -91,15 +93,15 @@ def train(
 
         # ---- What a person sees, and what is written ----------------------------------------------------------
         if primary:
-            if unfinished or not (workdir / "config.json").exists():
+            if unfinished or not (directory / "config.json").exists():
                 settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
-                write_whole(workdir / "config.json", as_json(settings, indent=2) + "\n")
+                write_whole(directory / "config.json", as_json(settings, indent=2) + "\n")
             if config.log.hlo:
-                write_programs(workdir, step.given, step.made)
+                write_programs(directory, step.given, step.made)
         silent = quiet or not primary
         display = Display(experiment.total_steps, first_step, silent=silent, bar=not ranks)
         during.enter_context(display)
-        display.say(first_screen(experiment, begins, best, step, workdir))
+        display.say(first_screen(experiment, begins, best, step, place.name))
 
         # ---- Observers: they watch the steps, and compute none ------------------------------------------------
         peers = Peers(processes.cluster, source, ledger, display.say)
@@ -107,10 +109,10 @@ def train(
         guard = Recovery(config.guard, experiment, checkpoints, begins.guard, display.say, *gathered)
         inputs = inputs_of(tests) if has_classes(tests) else None
         saver = Saver(experiment, checkpoints, inputs, lambda: guard.past, best, ledger)
-        profile = ProfileWindow(config.profile, workdir, processes.shard.index)
+        profile = ProfileWindow(config.profile, directory, processes.shard.index)
         watching: list[Observer] = [profile, display, watchdog, ledger, peers, best, saver, *observers]
         if primary:
-            metrics = MetricsWriter(workdir, tensorboard=config.log.tensorboard, fence=fence)
+            metrics = MetricsWriter(directory, tensorboard=config.log.tensorboard, fence=fence)
             watching.insert(0, during.enter_context(closing(metrics)))
 
         # ---- Loop: batch, step, log, guard, evaluate, save, stop on a signal ----------------------------------
@@ -137,12 +139,12 @@ def train(
         checkpoints.close()
 
         # ---- Summary ------------------------------------------------------------------------------------------
-        path = workdir / "summary.json"
+        path = directory / "summary.json"
         nothing_left = outcome.step == first_step
         if nothing_left and (
             kept := processes.broadcast_object(lambda: kept_summary(path, first_step, finished=finished))
         ):
-            return Run(config, workdir, kept, experiment, outcome.state, step.check)
+            return Run(config, directory, kept, experiment, outcome.state, step.check)
         if not outcome.evaluation and outcome.signal is None:
             outcome = outcome._replace(evaluation=evaluated(outcome.state))
         seconds = time.perf_counter() - began
@@ -155,5 +157,5 @@ def train(
         display.close()
         if not silent:
             table, goodput = ensemble_table(summary), ending_text(account) if account else ""
-            say("\n".join(text for text in (last_screen(summary, workdir), goodput, table) if text), sys.stdout)
-        return Run(config, workdir, summary, experiment, outcome.state, step.check)
+            say("\n".join(text for text in (last_screen(summary, place.name), goodput, table) if text), sys.stdout)
+        return Run(config, directory, summary, experiment, outcome.state, step.check)

@@ -1,15 +1,18 @@
-"""The directory of a run while it runs: held by one run at a time, on behalf of all its processes."""
+"""Where a run writes while it runs: held by one run at a time, on behalf of all its processes."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import BEAT_SECONDS, Heartbeat, Lock
 from jaxnet.config.keys import default_values, differences, flatten, in_todays_keys
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
+from jaxnet.object_storage.mirror import Mirror, mirror_of, send_profile
+from jaxnet.object_storage.store import remote_url
 from jaxnet.training.compile_cache import beside, compile_cache
+from jaxnet.training.display import say_warning
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.processes import ProcessGroup
 from jaxnet.training.records import make_workdir, read_settings, writing
@@ -17,35 +20,84 @@ from jaxnet.training.records import make_workdir, read_settings, writing
 Broadcast = Callable[[Callable[[], Any]], Any]
 Fence = Callable[[], None]
 EXPRESSION = "strategy.expression"  # in config.json beside the keys of the config
+_LOOK_SECONDS = 10.0  # between two questions whether all is uploaded
+
+
+class Workdir(NamedTuple):
+    """Where a run writes.
+
+    Attributes:
+        path: the directory of this machine.
+        name: what was asked for: the same, or the URL whose mirror it is.
+        mirror: whether it is a mirror, which each machine has for itself; other directories are shared by all.
+        fence: raises Lost once another run has taken over.
+    """
+
+    path: Path
+    name: str
+    mirror: bool
+    fence: Fence
 
 
 @contextlib.contextmanager
 def opened(
-    workdir: Path, config: Config, processes: ProcessGroup, ledger: Ledger, *, allow_config_change: bool
-) -> Iterator[Fence]:
-    """Inside, the directory is this run's, `ledger` is written there, and so are the programs that JAX compiles.
+    given: str | Path,
+    config: Config,
+    processes: ProcessGroup,
+    ledger: Ledger,
+    begins: Callable[[str], None],
+    *,
+    allow_config_change: bool,
+) -> Iterator[Workdir]:
+    """Inside, the place is this run's, `ledger` is written there, and so are the programs that JAX compiles.
 
-    Gives a fence, which raises Lost if another run has taken over. Raises InputError when another run holds the
-    directory, or has left it with another config.
+    What belongs in object storage is uploaded meanwhile, and at the end; `begins` takes what that waits for, in words.
+    Raises InputError when another run holds the place, or has left it with another config.
     """
-    make_workdir(workdir)
+    url = remote_url(given)
+    workdir, name = (mirror_of(url), url) if url else (Path(given), str(given))
     with contextlib.ExitStack() as during:
+        fences = [during.enter_context(_uploaded(url, processes, begins))] if url else []
+        make_workdir(workdir)
         # With MPI a program holds addresses of its process. A trace holds the instructions of programs that its process
         # compiled, and of no others, so a run that is traced compiles for itself.
         keeps = not processes.cluster.mpi and not config.profile.steps
         if config.compile_cache is not None and keeps:
             during.enter_context(compile_cache(beside(workdir, config.compile_cache)))
-        fence = during.enter_context(held(workdir, processes.broadcast_object, ledger.beat))
-        refuse_changes(workdir / "config.json", config, allowed=allow_config_change)
+        fences.append(during.enter_context(held(workdir, processes.broadcast_object, ledger.beat)))
+        saved = workdir / "config.json"
+        processes.broadcast_object(lambda: refuse_changes(saved, config, name, allowed=allow_config_change))
+
+        def fence() -> None:
+            for require in fences:
+                require()
+
         if processes.primary:
             with writing(workdir / "ledger.jsonl"):
                 ledger.open(workdir / "ledger.jsonl", fence=fence)
             during.callback(ledger.close)
-        yield fence
+        yield Workdir(workdir, name, url is not None, fence)
 
 
-def refuse_changes(saved: Path, config: Config, *, allowed: bool) -> None:
-    """Stop if the workdir belongs to a run with another config, naming the keys; those it lacks had their defaults."""
+@contextlib.contextmanager
+def _uploaded(url: str, processes: ProcessGroup, begins: Callable[[str], None]) -> Iterator[Fence]:
+    """Inside, process 0 holds the mirror of `url`; at the end all wait until it has uploaded it."""
+    with contextlib.ExitStack() as during:
+        mirrors: list[Mirror] = []
+
+        def take() -> None:
+            mirrors.append(during.enter_context(Mirror(url, begins, say_warning)))
+
+        processes.broadcast_object(take)
+        yield mirrors[0].fence if mirrors else lambda: None
+        if not mirrors:
+            send_profile(url)
+        while not processes.broadcast_object(lambda: mirrors[0].finished(_LOOK_SECONDS)):
+            begins(f"process 0, which uploads to {url}")
+
+
+def refuse_changes(saved: Path, config: Config, workdir: str, *, allowed: bool) -> None:
+    """Stop if `saved` belongs to a run with another config, naming the keys; those it lacks had their defaults."""
     if allowed or not saved.exists():
         return
     settings = in_todays_keys(read_settings(saved))
@@ -53,7 +105,7 @@ def refuse_changes(saved: Path, config: Config, *, allowed: bool) -> None:
     changed = differences(settings, flatten(config), default_values(config))
     if changed:
         raise InputError(
-            f"{saved.parent} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
+            f"{workdir} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
             "--allow-config-change to continue it with this one"
         )
 

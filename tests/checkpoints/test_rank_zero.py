@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.checkpoints import Checkpointer, OneWriter
+from jaxnet.checkpoints import Checkpointer, MPIProcesses, OneWriter
 from jaxnet.errors import InputError
 
 
@@ -71,7 +71,7 @@ STATE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.zeros((0,
 
 
 def save(directory, side):
-    checkpoints = OneWriter(directory, side, keep=2, best="accuracy")
+    checkpoints = OneWriter(directory, MPIProcesses(side), keep=2, best="accuracy")
     assert checkpoints.restore_latest(STATE) is None
     for step in (1, 2, 3):
         state = jax.device_put({**STATE, "n": np.int32(step)}, sharding_of(side))
@@ -80,7 +80,7 @@ def save(directory, side):
 
 
 def restore(directory, side):
-    checkpoints = OneWriter(directory, side)
+    checkpoints = OneWriter(directory, MPIProcesses(side))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(side)), STATE)
     restored = checkpoints.restore_latest(like)
     checkpoints.close()
@@ -109,7 +109,7 @@ def test_what_the_first_cannot_do_is_an_error_on_all(tmp_path):
 
 def test_a_directory_that_not_all_see_is_refused(tmp_path):
     def open_elsewhere(side):
-        OneWriter(tmp_path / str(side.index), side)
+        OneWriter(tmp_path / str(side.index), MPIProcesses(side))
 
     for error in both(open_elsewhere):
         assert "is not shared: process 1 does not see" in str(error)

@@ -29,6 +29,7 @@ from jaxnet.operations.doctor.finding import (
     warning,
 )
 from jaxnet.operations.doctor.waiting import TimedOut, any_left, within
+from support.fake_bucket import fake_buckets, objects, without_library
 
 TWO = Place("variables", 1, 2, Address("node0", 1234), Address("::", 1234))
 
@@ -253,3 +254,21 @@ def test_a_directory_without_permission(tmp_path):
     tmp_path.chmod(0o500)
     [found, _] = directory.check_workdir(tmp_path)
     assert found.found == f"{tmp_path} cannot be written to: permission denied"
+
+
+def test_a_workdir_in_object_storage_is_tried(tmp_path, monkeypatch):
+    fake_buckets(monkeypatch, tmp_path)
+    written, room = directory.check_workdir(Path("s3://bucket/run"))
+    assert (written.status, room.status) == (OK, OK)
+    assert written.found == "s3://bucket/run: making an object once, reading and deleting it work"
+    assert objects(tmp_path) == {}
+    (tmp_path / "fails").write_text("")
+    written, _ = directory.check_workdir(Path("s3://bucket/run"))
+    assert (written.status, written.found) == (FAILED, "s3://bucket/run cannot be used: 503 Slow Down")
+    without_library(monkeypatch, "gs")
+    missing, _ = directory.check_workdir(Path("gs://bucket/run"))
+    assert missing == failed(
+        "workdir",
+        "gs://bucket/run needs gcsfs, which is not installed: pip install 'jaxnet[gcs]'",
+        "install it on this host",
+    )

@@ -13,10 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from jaxnet.cluster.environment import name_ranks
+from jaxnet.errors import InputError
+from jaxnet.object_storage.mirror import mirror_of
+from jaxnet.object_storage.store import Store, remote_url
 from jaxnet.operations.doctor.finding import Finding, failed, ok
 from jaxnet.operations.doctor.waiting import Talk, TimedOut, within
 
 _ANSWER_SECONDS = 10.0  # for the file system to do one thing
+_STORE_SECONDS = 60.0  # for object storage, whose libraries try again by themselves
 _VISIBLE_SECONDS = 2.5  # for one host's file to show on another; file servers may hold back news for seconds
 _POLL_SECONDS = 0.1
 _LEAST_SPACE = 1 << 30  # two checkpoints of a network of 40 million parameters with momentum
@@ -35,11 +39,18 @@ def nearest(path: Path) -> Path:
 def check_workdir(workdir: Path) -> list[Finding]:
     """Whether this rank can write, flush, rename and delete in `workdir`, and how much room is there.
 
-    If `workdir` does not exist yet, its nearest parent that does is checked.
+    If `workdir` does not exist yet, its nearest parent that does is checked. Of one in object storage, the store is
+    checked, and the room in its mirror.
     """
+    url = remote_url(workdir)
     try:
+        if url:
+            return within(_STORE_SECONDS, lambda: _check_store(url))
         return within(_ANSWER_SECONDS, lambda: _check(nearest(workdir)))
     except TimedOut:
+        if url:
+            found = f"{url} does not answer: nothing came back within {_STORE_SECONDS:g} s"
+            return [failed("workdir", found, f"see whether this host reaches it, or {_ELSEWHERE}")]
         found = f"{workdir} does not answer: nothing came back within {_ANSWER_SECONDS:g} s"
         return [failed("workdir", found, f"see whether its file server is up, or {_ELSEWHERE}")]
 
@@ -56,6 +67,18 @@ def _check(directory: Path) -> list[Finding]:
         return [written, _space(directory)]
     except OSError:
         return [written]
+
+
+def _check_store(url: str) -> list[Finding]:
+    room = [_space(nearest(mirror_of(url)))]
+    try:
+        Store(url).check(f"doctor-{secrets.token_hex(8)}")
+    except InputError as error:
+        return [failed("workdir", str(error), "install it on this host"), *room]
+    except OSError as error:
+        cure = f"see the name, the rights of this host there and its network, or {_ELSEWHERE}"
+        return [failed("workdir", f"{url} cannot be used: {error.strerror}", cure), *room]
+    return [ok("workdir", f"{url}: making an object once, reading and deleting it work"), *room]
 
 
 def _commit(directory: Path) -> None:

@@ -13,6 +13,7 @@ from jaxnet.cluster.agreement import code_digests
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, Place, find_place
 from jaxnet.cluster.start import Cluster, start
 from jaxnet.errors import InputError
+from jaxnet.object_storage.store import remote_url
 from jaxnet.operations.doctor.clocks import check_clocks
 from jaxnet.operations.doctor.devices import check_devices, check_sum
 from jaxnet.operations.doctor.directory import check_shared, check_workdir
@@ -30,7 +31,7 @@ class Examination:
     """What to examine.
 
     Attributes:
-        workdir: the directory of the run; None: no directory is checked.
+        workdir: the directory of the run, or its place in object storage; None: none is checked.
         config: settings by key, which must be the same on all ranks; empty without a config.
         installed: by name, what else must be the same on all ranks and depends on installed packages.
         data: opens the data set and returns a description, or raises InputError; None without a config.
@@ -134,7 +135,7 @@ def _check_job(cluster: Cluster, talk: Talk, what: Examination, findings: list[F
         findings.append(ok("ranks", f"all {talk.count} came, on {', '.join(hosts)}; found by {cluster.detected_by}"))
         findings += _same(talk, what)
         findings.append(check_clocks(talk))
-        if what.workdir:
+        if what.workdir and not remote_url(what.workdir):
             findings.append(check_shared(talk, what.workdir))
     # 2. TCP between the hosts.
     slowest = _links(cluster, talk, what, findings) if talk.count > 1 else None

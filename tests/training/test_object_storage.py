@@ -1,0 +1,411 @@
+"""A run in object storage: what it promises on a disk holds there, or it is refused before the first step."""
+
+import shutil
+import time
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import jaxnet
+from jaxnet.checkpoints.lock import Lost, Owner
+from jaxnet.cli.main import run as command
+from jaxnet.config.run import Checkpoints, Config, Log
+from jaxnet.data import Synthetic
+from jaxnet.errors import InputError
+from jaxnet.models import CNN
+from jaxnet.object_storage import mirror, reading
+from jaxnet.object_storage.lock import StoreLock
+from jaxnet.object_storage.steps import stored_steps
+from jaxnet.object_storage.store import Store, StoreFailed, remote_url
+from jaxnet.training.observer import Observer
+from jaxnet.training.trainer import train
+from support.checkpointing import assert_same_bits
+from support.fake_bucket import FakeBuckets, fake_buckets, objects, without_library
+from support.refusals import DIGITS, refused, says
+
+URL = "s3://bucket/run"
+STEPS = 6
+CONFIG = Config(
+    model=CNN(2, widths=(2,), hidden=4),
+    data=Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16),
+    epochs=3,
+    batch_size=16,
+    eval_batch_size=16,
+    checkpoints=Checkpoints(every_steps=2),
+    log=Log(every_steps=1, tensorboard=False),
+)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """The directory of an empty object store, which s3:// is in this test."""
+    folder = tmp_path / "buckets"
+    folder.mkdir()
+    fake_buckets(monkeypatch, folder)
+    monkeypatch.setattr(mirror, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(mirror, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(mirror, "_PATIENCE_SECONDS", 0.3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """An unbroken run in a directory."""
+    return train(CONFIG, tmp_path_factory.mktemp("local") / "run", quiet=True)
+
+
+def another_machine():
+    """From here on nothing is left of what this machine knew."""
+    shutil.rmtree(mirror.mirror_of(URL).parent)
+    reading._scratch.cache_clear()
+
+
+class At(Observer):
+    """Calls `act` before the step after `step`."""
+
+    def __init__(self, step, act):
+        self._step, self._act = step, act
+
+    def before_step(self, step):
+        if step == self._step:
+            self._act()
+
+
+class Killed(Exception):
+    """In place of kill -9, of which tests/processes has a real one."""
+
+
+def kill():
+    raise Killed
+
+
+def steps():
+    return list(stored_steps(Store(URL)))
+
+
+# ---- The whole way ---------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_there_what_it_leaves_on_a_disk(bucket, local):
+    run = train(CONFIG, URL, quiet=True)
+    assert_same_bits(jax.device_get(run.state.params), jax.device_get(local.state.params))
+    assert run.workdir == mirror.mirror_of(URL)
+    there = objects(bucket, "bucket/run/")
+    for name in ("config.json", "metrics.jsonl", "ledger.jsonl", "summary.json"):
+        assert there[f"bucket/run/{name}"] == (run.workdir / name).read_bytes()
+    assert steps() == [2, 4, 6]
+    for step in (2, 4, 6):
+        path = run.workdir / f"checkpoints/{step:06d}"
+        files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        assert files == {name.split("/", 4)[4]: content for name, content in there.items() if f"/{step:06d}/" in name}
+    assert not [name for name in there if "compile_cache" in name or "probe" in name]
+
+
+def test_stopped_and_continued_on_another_machine_it_ends_as_unbroken(bucket, local, capfd):
+    with pytest.raises(Killed):
+        train(CONFIG, URL, quiet=True, observers=[At(5, kill)])
+    assert steps() == [2, 4]
+    another_machine()
+    run = train(CONFIG, URL)
+    assert f"continuing {URL} from step 4" in capfd.readouterr().out
+    assert_same_bits(jax.device_get(run.state.params), jax.device_get(local.state.params))
+    losses = [line["loss"] for line in run.metrics if line["split"] == "train"]
+    assert losses == [line["loss"] for line in local.metrics if line["split"] == "train"]
+
+
+def test_on_the_same_machine_nothing_is_fetched(bucket, monkeypatch):
+    with pytest.raises(Killed):
+        train(CONFIG, URL, quiet=True, observers=[At(5, kill)])
+    monkeypatch.setattr(FakeBuckets, "get_file", None)
+    assert train(CONFIG, URL, quiet=True).summary["steps"] == STEPS
+
+
+def test_readers_fetch_what_they_need(bucket, local, capsys, tmp_path):
+    train(CONFIG, URL, quiet=True)
+    another_machine()
+    images = CONFIG.data.load("test").rows(np.arange(16))["image"]
+    expected = jaxnet.load(local.workdir)(images)
+    for path in (URL, f"{URL}/checkpoints", f"{URL}/checkpoints/000006"):
+        np.testing.assert_array_equal(jaxnet.load(path)(images), expected)
+    assert not np.array_equal(jaxnet.load(URL, step=2)(images), expected)
+    compared = jaxnet.compare({"remote": URL, "local": local})
+    assert compared.summaries["remote"]["loss"] == compared.summaries["local"]["loss"]
+    assert command(["report", URL]) == 0
+    assert "1 attempt, 0 steps lost" in capsys.readouterr().out
+    np.save(tmp_path / "x.npy", images)
+    again = train(replace(CONFIG, initial_weights=URL, epochs=1), tmp_path / "again")
+    assert f"begin as those of {URL}, step 6" in capsys.readouterr().out
+    assert again.summary["steps"] == 2
+
+
+def test_a_reader_sees_what_was_saved_since(bucket):
+    with pytest.raises(Killed):
+        train(CONFIG, URL, quiet=True, observers=[At(3, kill)])
+    images = CONFIG.data.load("test").rows(np.arange(16))["image"]
+    before = jaxnet.load(URL)(images)
+    train(CONFIG, URL, quiet=True)
+    assert not np.array_equal(jaxnet.load(URL)(images), before)
+
+
+def test_old_checkpoints_are_deleted_there_too(bucket):
+    train(replace(CONFIG, epochs=6, checkpoints=Checkpoints(every_steps=2, keep=2)), URL, quiet=True)
+    assert steps()[-2:] == [10, 12]
+    assert len(steps()) <= 3  # what was deleted while it was uploaded may stay until the next
+
+
+# ---- A store that fails ----------------------------------------------------------------------------------
+
+
+def test_an_upload_that_fails_for_a_while_is_made_up_for(bucket, caplog):
+    fails = bucket / "fails"
+    given = [At(1, lambda: fails.write_text("checkpoints/")), At(5, fails.unlink)]
+
+    class Slow(Observer):
+        def before_step(self, step):
+            time.sleep(0.1)
+
+    train(CONFIG, URL, quiet=True, observers=[*given, Slow()])
+    said, later = [record.getMessage() for record in caplog.records]
+    says(said, [f"{URL} cannot be written: 503 Slow Down; training goes on, and ", str(mirror.mirror_of(URL)), "keeps"])
+    assert later == f"{URL} is written again, and lacks nothing"
+    assert steps() == [2, 4, 6]
+
+
+def test_what_could_not_be_uploaded_is_kept_named_and_uploaded_by_the_next_run(bucket, local):
+    fails = bucket / "fails"
+    with pytest.raises(InputError, match="lacks some of this run: 503 Slow Down") as error:
+        train(CONFIG, URL, quiet=True, observers=[At(3, lambda: fails.write_text(""))])
+    kept = mirror.mirror_of(URL)
+    says(str(error.value), [str(kept), "the same command on this machine uploads it"])
+    assert (kept / "checkpoints/000006").is_dir()
+    fails.unlink()
+    train(CONFIG, URL, quiet=True)
+    another_machine()
+    found = jaxnet.load(URL)
+    images = CONFIG.data.load("test").rows(np.arange(16))["image"]
+    np.testing.assert_array_equal(found(images), jaxnet.load(local.workdir)(images))
+
+
+def test_a_store_that_takes_nothing_is_refused_before_the_first_step(bucket):
+    (bucket / "fails").write_text("")
+    with pytest.raises(InputError) as error:
+        train(CONFIG, URL, quiet=True, observers=[At(0, lambda: pytest.fail("a step"))])
+    says(str(error.value), [f"{URL} cannot be used: 503 Slow Down; check the name, your rights there", "--workdir"])
+    assert not mirror.mirror_of(URL).exists()
+
+
+def test_a_store_without_exclusive_creation_is_refused(bucket, monkeypatch):
+    overwrite = FakeBuckets.pipe_file
+    monkeypatch.setattr(FakeBuckets, "pipe_file", lambda self, path, value, **_: overwrite(self, path, value))
+    with pytest.raises(InputError, match="two programs can create the same object, so no lock would hold"):
+        train(CONFIG, URL, quiet=True)
+
+
+def test_half_an_upload_is_no_checkpoint(bucket, local):
+    (bucket / "fails").write_text("000006/manifest.json")
+    with pytest.raises(InputError, match="lacks some"):
+        train(CONFIG, URL, quiet=True)
+    assert [name for name in objects(bucket) if "/000006/state/" in name]
+    assert steps() == [2, 4]
+    (bucket / "fails").unlink()
+    another_machine()
+    assert "/000004" in fetched_newest()
+    run = train(CONFIG, URL, quiet=True)
+    assert_same_bits(jax.device_get(run.state.params), jax.device_get(local.state.params))
+    assert steps() == [2, 4, 6]
+
+
+def fetched_newest():
+    from jaxnet.inference.loading import load_network
+
+    return load_network(URL).where
+
+
+def test_a_checkpoint_that_the_store_has_damaged_is_named_and_the_one_before_used(bucket, local, caplog):
+    train(CONFIG, URL, quiet=True)
+    another_machine()
+    (victim, content) = max(
+        ((name, content) for name, content in objects(bucket, "bucket/run/checkpoints/000006/state").items()),
+        key=lambda item: len(item[1]),
+    )
+    FakeBuckets().pipe_file(victim, bytes([content[0] ^ 1]) + content[1:])
+    assert "/000004" in fetched_newest()
+    run = train(CONFIG, URL, quiet=True)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["checkpoint step 6 is damaged"] * 2
+    assert_same_bits(jax.device_get(run.state.params), jax.device_get(local.state.params))
+    assert (mirror.mirror_of(URL) / "checkpoints/damaged/000006-1").is_dir()
+    assert "/000006" in fetched_newest()
+
+
+# ---- One run at a time -----------------------------------------------------------------------------------
+
+
+def test_a_second_run_is_refused_while_the_first_lives(bucket):
+    seen = []
+
+    def second():
+        with pytest.raises(InputError) as error:
+            train(CONFIG, URL, quiet=True)
+        seen.append(str(error.value))
+
+    train(CONFIG, URL, quiet=True, observers=[At(3, second)])
+    says(seen[0], [f"{URL} is in use by process ", "stop that run, wait for its end, or give another place"])
+    train(CONFIG, URL, quiet=True)
+
+
+@pytest.fixture
+def elsewhere(bucket, monkeypatch):
+    """Owners of this process look as if on another machine."""
+    monkeypatch.setattr(Owner, "runs", lambda self: None)
+
+
+def test_an_owner_elsewhere_lives_while_its_object_changes(elsewhere):
+    lock = StoreLock(Store(URL), patience=1)
+    beats = lambda line: lock.beat()  # noqa: E731
+    with pytest.raises(InputError, match="is in use by process"):
+        StoreLock(Store(URL), patience=1, say=beats)
+    lock.require()
+
+
+def test_an_owner_elsewhere_that_is_silent_is_replaced_and_finds_out(elsewhere):
+    lines = []
+    lock = StoreLock(Store(URL), patience=0.1)
+    later = StoreLock(Store(URL), patience=0.1, say=lines.append)
+    assert "waiting for a sign of life" in lines[0]
+    assert "which has ended; taking over" in lines[1]
+    lock.remember()  # it has not looked
+    with pytest.raises(Lost, match=f"{URL} was taken over by process"):
+        lock.beat()
+    with pytest.raises(Lost):
+        lock.remember()
+    later.require()
+    lock.release()
+    assert StoreLock(Store(URL), patience=0.1, say=lines.append)
+    later.release()
+
+
+def test_a_run_that_was_replaced_stops_and_uploads_nothing_more(elsewhere, bucket, monkeypatch):
+    monkeypatch.setattr(mirror, "BEAT_SECONDS", 0.01)
+    taken = []
+
+    class Slow(Observer):
+        def before_step(self, step):
+            if step == 3:
+                taken.append(StoreLock(Store(URL), patience=0, say=lambda line: None))
+                taken.append(objects(bucket, "bucket/run/checkpoints"))
+            time.sleep(0.1)
+
+    with pytest.raises(Lost, match="was taken over by process"):
+        train(CONFIG, URL, quiet=True, observers=[Slow()])
+    assert objects(bucket, "bucket/run/checkpoints") == taken[1]
+
+
+def test_a_lock_is_released_and_numbers_grow(bucket):
+    for number in (1, 2, 3):
+        lock = StoreLock(Store(URL), say=pytest.fail)
+        assert list(objects(bucket)) == [f"bucket/run/lock/{number:06d}.json"]
+        lock.release()
+
+
+def finish_elsewhere(monkeypatch, folder):
+    with monkeypatch.context() as there:
+        there.setenv("JAXNET_MIRROR", str(folder))
+        train(CONFIG, URL, quiet=True)
+
+
+def test_what_this_machine_has_of_a_run_that_another_continued_is_fetched_anew(bucket, tmp_path, monkeypatch, caplog):
+    with pytest.raises(Killed):
+        train(CONFIG, URL, quiet=True, observers=[At(3, kill)])
+    finish_elsewhere(monkeypatch, tmp_path / "other machine")
+    train(CONFIG, URL, quiet=True)
+    assert caplog.records == []
+    assert [path.name for path in mirror.mirror_of(URL).parent.iterdir()] == [mirror.mirror_of(URL).name]
+    assert (mirror.mirror_of(URL) / "checkpoints/000006").is_dir()
+
+
+def test_what_only_this_machine_has_of_such_a_run_is_set_aside(bucket, tmp_path, monkeypatch, caplog):
+    fails = bucket / "fails"
+    with pytest.raises(Killed):
+        train(CONFIG, URL, quiet=True, observers=[At(3, lambda: fails.write_text("")), At(5, kill)])
+    fails.unlink()
+    monkeypatch.setattr(Owner, "runs", lambda self: False)  # its lock could not be given back
+    finish_elsewhere(monkeypatch, tmp_path / "other machine")
+    caplog.clear()
+    kept = mirror.mirror_of(URL)
+    train(CONFIG, URL, quiet=True)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith(f"since this machine wrote it; {kept}.1 keeps what was not uploaded")
+    assert (kept.with_name(f"{kept.name}.1") / "checkpoints/000004").is_dir()
+    assert (kept / "checkpoints/000006").is_dir()
+
+
+def test_a_run_whose_objects_were_deleted_begins_anew(bucket, caplog):
+    train(CONFIG, URL, quiet=True)
+    for name in objects(bucket):
+        FakeBuckets().rm_file(name)
+    assert train(replace(CONFIG, epochs=1), URL, quiet=True).summary["steps"] == 2
+    assert caplog.records == []
+
+
+# ---- What is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("ftp://host/run", "ftp://host/run: runs are not kept at ftp://; wanted gs://BUCKET/NAME"),
+        ("file:///tmp/run", "runs are not kept at file://"),
+        ("s3://bucket", "s3://bucket: a bucket alone is no place for a run"),
+        ("gs://bucket/", "gs://bucket: a bucket alone"),
+    ],
+)
+def test_other_urls_are_refused(given, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refused(lambda: command(["train", "--config", DIGITS, "--workdir", given]), capsys)
+    says(line, [words, "or a directory"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_whose_library_is_not_installed_is_refused(capsys, monkeypatch):
+    without_library(monkeypatch, "gs")
+    with pytest.raises(InputError) as error:
+        Store("gs://bucket/run")
+    assert str(error.value) == "gs://bucket/run needs gcsfs, which is not installed: pip install 'jaxnet[gcs]'"
+
+
+@pytest.mark.parametrize("text", ["runs/a", "/tmp/a:b", "c:/a", "a:b", "."])
+def test_other_paths_are_local(text):
+    assert remote_url(text) is None
+
+
+def test_what_is_not_there_is_named(bucket, capsys):
+    with pytest.raises(InputError, match="there is no checkpoint in s3://bucket/none: wanted the workdir of a run"):
+        jaxnet.load("s3://bucket/none")
+    with pytest.raises(InputError, match=f"{URL} has no summary.json; wanted the workdir of a run"):
+        jaxnet.compare({"a": URL})
+    line = refused(lambda: command(["report", URL]), capsys)
+    assert line == f"{URL} has no ledger.jsonl; wanted the workdir of a run"
+    says(refused(lambda: command(["timeline", URL]), capsys), [f"copy {URL}/profile to one"])
+    train(CONFIG, URL, quiet=True)
+    with pytest.raises(InputError, match="checkpoint step 3 is not in s3://bucket/run; steps there: 2, 4, 6"):
+        jaxnet.load(URL, step=3)
+
+
+def test_an_object_with_a_wrong_name_is_not_fetched_to_another_place(bucket):
+    FakeBuckets().pipe_file("bucket/run/checkpoints/000002/manifest.json", b"{}")
+    FakeBuckets().pipe_file("bucket/run/checkpoints/000002/../../../x", b"x")
+    with pytest.raises(InputError, match="which no run has written"):
+        jaxnet.load(URL)
+
+
+def test_a_store_that_cannot_be_read_is_named(bucket, monkeypatch):
+    def away(*_, **__):
+        raise RuntimeError("no\nroute")
+
+    monkeypatch.setattr(FakeBuckets, "find", away)
+    with pytest.raises(InputError, match=f"{URL} cannot be read: no route; check the name"):
+        jaxnet.load(URL)
+    with pytest.raises(StoreFailed):
+        Store(URL).names("lock")
