@@ -5,14 +5,14 @@ cd -- "$(dirname -- "$0")/.."
 
 name=my-slice
 zone=us-central2-b
-workdir=/mnt/shared/runs/digits # on a file system that every host has mounted
+workdir=gs://my-bucket/runs/digits # or a directory that every host has mounted
 
 tpu=(gcloud compute tpus tpu-vm)
 git archive --format=tar.gz --output=/tmp/jaxnet.tar.gz HEAD
 "${tpu[@]}" scp /tmp/jaxnet.tar.gz "$name:" --zone="$zone" --worker=all
 "${tpu[@]}" ssh "$name" --zone="$zone" --worker=all --command='
   mkdir -p jaxnet && tar -xzf jaxnet.tar.gz -C jaxnet && cd jaxnet &&
-  python3 -m venv .venv && .venv/bin/pip install --quiet --constraint requirements.lock --editable ".[tpu]"'
+  python3 -m venv .venv && .venv/bin/pip install --quiet --constraint requirements.lock --editable ".[tpu,gcs]"'
 
 exec .venv/bin/jaxnet launch tpu --name "$name" --zone "$zone" --directory jaxnet --python .venv/bin/python -- \
   train.py --config configs/digits.py --workdir "$workdir" "$@"

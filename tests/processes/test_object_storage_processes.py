@@ -27,27 +27,31 @@ pytest.importorskip("moto", reason="moto is not installed")
 URL = "s3://bucket/runs/digits"
 
 
-@pytest.fixture
-def bucket(monkeypatch, tmp_path):
-    """An empty bucket; what jaxnet needs to reach it is in the environment."""
+@pytest.fixture(scope="module")
+def store():
+    """The URL of the server."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the packages that play the store
         from moto.server import ThreadedMotoServer
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def bucket(store, monkeypatch, tmp_path):
+    """An empty bucket; what jaxnet needs to reach it is in the environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("JAXNET_MIRROR", str(tmp_path / "machine 0"))
     import s3fs
 
-    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()  # of the tests before this one
+    urlopen(Request(f"{store}/moto-api/reset", method="POST")).close()
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir("bucket")
-    yield
-    server.stop()
 
 
 def machines(folder, count, *overrides, **environment):
