@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxnet.errors import InputError
-from jaxnet.models import CNN, LSTM, ResNet, ViT, example_key, from_linen, from_nnx
+from jaxnet.models import CNN, LSTM, ResNet, ViT, from_linen, from_nnx
 
 
 class Net(nnx.Module):
@@ -209,36 +209,3 @@ def test_a_draw_that_belongs_to_no_example_is_refused():
     whole, _ = own.apply(params, stats, x, train=True, keys=keys)
     part, _ = own.apply(params, stats, x[1:3], train=True, keys=keys[1:3])
     np.testing.assert_allclose(part, whole[1:3], atol=1e-6)
-
-
-def test_an_nnx_module_trains_as_its_linen_twin():
-    """BatchNorm and Dropout, with the same weights and the same random numbers."""
-
-    class Twin(nn.Module):
-        @nn.compact
-        def __call__(self, x, train, keys=None):
-            x = nn.Dense(32, name="hidden")(x.reshape(x.shape[0], -1))
-            x = nn.BatchNorm(not train, momentum=0.9, name="norm")(x)
-            if train:  # what nnx.Dropout draws with the first of the module's streams
-                key = jax.random.fold_in(jax.random.fold_in(example_key(keys), 1), 0)
-                x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0)
-            return nn.Dense(10, name="head")(x)
-
-    class Original(nnx.Module):
-        def __init__(self, rngs):
-            self.hidden, self.head = nnx.Linear(144, 32, rngs=rngs), nnx.Linear(32, 10, rngs=rngs)
-            self.norm = nnx.BatchNorm(32, momentum=0.9, rngs=rngs)
-            self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.head(self.drop(self.norm(self.hidden(x.reshape(x.shape[0], -1)))))
-
-    model, twin = from_nnx(lambda rngs: Original(rngs)), from_linen(Twin())
-    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
-    twin_stats = {"batch_stats": {"norm": stats["norm"]}}
-    for _ in range(3):
-        outputs, stats = model.apply(params, stats, IMAGES, train=True, keys=KEYS)
-        wanted, twin_stats = twin.apply(params, twin_stats, IMAGES, train=True, keys=KEYS)
-        np.testing.assert_allclose(outputs, wanted, atol=1e-5)
-    outputs, _ = model.apply(params, stats, IMAGES, train=False, keys=None)
-    np.testing.assert_allclose(outputs, twin.apply(params, twin_stats, IMAGES, train=False, keys=None)[0], atol=1e-5)

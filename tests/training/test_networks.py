@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxnet.models import LSTM, Heads, Model, Variables, ViT, from_linen, from_nnx
+from jaxnet.models import LSTM, Heads, Model, Variables, ViT, example_key, from_linen, from_nnx
 from jaxnet.tasks.classification import Pixels, classification_loss
 from support import tiny
 
@@ -48,6 +48,32 @@ class OrdinaryNNX(nnx.Module):
         return self.head(self.drops[1](x))
 
 
+class BothNNX(nnx.Module):
+    """BatchNorm and Dropout."""
+
+    def __init__(self, rngs):
+        self.hidden, self.head = nnx.Linear(64, 32, rngs=rngs), nnx.Linear(32, tiny.CLASSES, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, momentum=0.9, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.norm(self.hidden(x.reshape(x.shape[0], -1)))
+        return self.head(self.drop(nnx.gelu(x)))
+
+
+class BothLinen(nn.Module):
+    """The same, with names and random numbers that are those of NNX."""
+
+    @nn.compact
+    def __call__(self, x, train, keys=None):
+        x = nn.Dense(32, name="hidden")(x.reshape(x.shape[0], -1))
+        x = nn.gelu(nn.BatchNorm(not train, momentum=0.9, name="norm")(x))
+        if train:  # what nnx.Dropout draws with the first of the module's streams
+            key = jax.random.fold_in(jax.random.fold_in(example_key(keys), 1), 0)
+            x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0)
+        return nn.Dense(tiny.CLASSES, name="head")(x)
+
+
 NETWORKS = {
     "ordinary": Ordinary(),
     "ordinary NNX": from_nnx(lambda rngs: OrdinaryNNX(rngs)),
@@ -55,6 +81,24 @@ NETWORKS = {
     "lstm": LSTM(tiny.CLASSES, hidden=8, dropout=0.2),
     "vit": ViT(tiny.CLASSES, patch=4, dim=16, depth=1, heads=2, dropout=0.2),
 }
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 4)])
+def test_an_nnx_module_has_the_curve_of_its_linen_twin(shape):
+    """Over 60 steps, from the same weights; running averages and an evaluation, too."""
+    nnx_model, linen = from_nnx(lambda rngs: BothNNX(rngs)), from_linen(BothLinen())
+    params, stats = tiny.variables(nnx_model)
+    linen = linen._replace(init=lambda key, images: Variables(params, {"batch_stats": {"norm": stats["norm"]}}))
+    curve, state = tiny.run(tiny.setup(nnx_model, shape=shape), steps=60)
+    wanted, twin = tiny.run(tiny.setup(linen, shape=shape), steps=60)
+    np.testing.assert_allclose(curve, wanted, rtol=1e-5)
+    images = jnp.asarray(tiny.batch(0)["image"], jnp.float32)
+    evaluated = [
+        model.apply(found.params, found.stats, images, train=False, keys=None)[0]
+        for model, found in ((nnx_model, state), (linen, twin))
+    ]
+    np.testing.assert_allclose(*evaluated, rtol=1e-4, atol=1e-4)
+    assert np.ptp(curve) > 0.1  # it has learned something
 
 
 def test_the_loss_of_an_auxiliary_head_is_added_times_its_weight():
