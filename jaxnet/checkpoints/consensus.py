@@ -70,6 +70,8 @@ class Consensus:
 
     def barrier(self) -> None:
         """Wait for all processes. Runs nothing on the devices, so a thread beside the training may call it."""
+        if self._count == 1:
+            return
         key = f"{self._name}-{next(self._numbers)}"
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=_TIMEOUT_SECONDS * 1000)
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from jaxnet.checkpoints import manifest
 from jaxnet.errors import InputError
-from jaxnet.object_storage.steps import fetch_step, stored_steps
+from jaxnet.object_storage.steps import STEPS, fetch_step, stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed, remote_url
 
-_STEPS = "checkpoints"
 _TRIES = 3  # the run goes on meanwhile, and deletes old checkpoints
 
 
@@ -41,7 +40,7 @@ def fetched_steps(path: str | Path, step: int | None = None, *, every: bool = Fa
     url = remote_url(path)
     if url is None:
         return Path(path)
-    found = re.fullmatch(rf"(.+?)(/{_STEPS}(?:/(\d{{6,}}))?)?", url)
+    found = re.fullmatch(rf"(.+?)(/{STEPS}(?:/(\d{{6,}}))?)?", url)
     assert found is not None, "any text has this form"
     run, below, named = found.groups()
     if named is not None:
@@ -49,7 +48,7 @@ def fetched_steps(path: str | Path, step: int | None = None, *, every: bool = Fa
     place = _place(run)
     for _ in range(_TRIES):
         try:
-            _fetch_steps(Store(run), place / _STEPS, step, every=every)
+            _fetch_steps(Store(run), place / STEPS, step, every=every)
             return place / (below or "").removeprefix("/")
         except StoreFailed as error:
             raise _unreadable(run, error) from error

@@ -16,7 +16,7 @@ from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.checkpoints.manifest import NAME
 from jaxnet.object_storage.store import Store
 
-_FOLDER = "checkpoints"
+STEPS = "checkpoints"
 Fence = Callable[[], None]
 Moved = Callable[[], None]
 
@@ -92,7 +92,7 @@ def retire(store: Store, kept: list[int], fence: Fence) -> None:
 def _objects(store: Store) -> dict[int, list[str]]:
     """The names of the objects of each step, below it."""
     found: dict[int, list[str]] = {}
-    for name in store.names(_FOLDER):
+    for name in store.names(STEPS):
         step, _, below = name.partition("/")
         if step.isdecimal() and f"{int(step):06d}" == step:
             found.setdefault(int(step), []).append(below)
@@ -100,7 +100,7 @@ def _objects(store: Store) -> dict[int, list[str]]:
 
 
 def _step(step: int) -> str:
-    return f"{_FOLDER}/{step:06d}"
+    return f"{STEPS}/{step:06d}"
 
 
 def _seal(manifest: bytes) -> str:

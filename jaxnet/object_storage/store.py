@@ -93,13 +93,19 @@ class Store:
             self._fs.pipe_file(self._path(name), content, mode="create")
 
     def check(self, name: str) -> None:
-        """Raise StoreFailed if objects cannot be made, read and deleted here, or if two could both create `name`."""
+        """Raise StoreFailed if objects cannot be made, replaced, listed, read and deleted here.
+
+        And if two programs could both create `name`, which is that of an object in a folder.
+        """
         self.create(name, b"1")
         try:
             self.create(name, b"2")
             raise StoreFailed(self.url, ValueError("two programs can create the same object, so no lock would hold"))
         except FileExistsError:
-            self.read(name)
+            self.write(name, b"3")
+            folder, _, last = name.partition("/")
+            if last not in self.names(folder) or self.read(name) != b"3":
+                raise StoreFailed(self.url, ValueError("what was written is not what is read")) from None
         finally:
             self.delete([name])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import BEAT_SECONDS, Heartbeat, Lock
+from jaxnet.cluster.agreement import all_gather_object
 from jaxnet.config.keys import default_values, differences, flatten, in_todays_keys
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
@@ -55,10 +56,14 @@ def opened(
     Raises InputError when another run holds the place, or has left it with another config.
     """
     url = remote_url(given)
-    workdir, name = (mirror_of(url), url) if url else (Path(given), str(given))
+    name, fences = url or str(given), []
     with contextlib.ExitStack() as during:
-        fences = [during.enter_context(_uploaded(url, processes, begins))] if url else []
-        make_workdir(workdir)
+        if url:
+            fences.append(during.enter_context(_uploaded(url, processes, begins)))
+            workdir = _made_by_all(url, processes)
+        else:
+            workdir = Path(given)
+            make_workdir(workdir)
         # With MPI a program holds addresses of its process. A trace holds the instructions of programs that its process
         # compiled, and of no others, so a run that is traced compiles for itself.
         keeps = not processes.cluster.mpi and not config.profile.steps
@@ -89,11 +94,26 @@ def _uploaded(url: str, processes: ProcessGroup, begins: Callable[[str], None]) 
             mirrors.append(during.enter_context(Mirror(url, begins, say_warning)))
 
         processes.broadcast_object(take)
+        while not processes.broadcast_object(lambda: mirrors[0].ready(_LOOK_SECONDS)):
+            begins(f"process 0, which fetches {url}")
         yield mirrors[0].fence if mirrors else lambda: None
         if not mirrors:
-            send_profile(url)
+            send_profile(url, processes.shard.index)
         while not processes.broadcast_object(lambda: mirrors[0].finished(_LOOK_SECONDS)):
             begins(f"process 0, which uploads to {url}")
+
+
+def _made_by_all(url: str, processes: ProcessGroup) -> Path:
+    """The mirror on this process's machine; InputError on all if it cannot be made on one, naming the process."""
+    try:
+        mirror_of(url).mkdir(parents=True, exist_ok=True)
+        failure = ""
+    except (OSError, InputError) as error:
+        failure = str(error)
+    said = all_gather_object(processes.cluster, failure, about="whether it can make a directory")
+    if failures := [f"process {index}: {text}" for index, text in enumerate(said) if text]:
+        raise InputError(f"{url} needs a mirror on each machine; {'; '.join(failures)}; set JAXNET_MIRROR there")
+    return mirror_of(url)
 
 
 def refuse_changes(saved: Path, config: Config, workdir: str, *, allowed: bool) -> None:

@@ -260,7 +260,7 @@ def test_a_workdir_in_object_storage_is_tried(tmp_path, monkeypatch):
     fake_buckets(monkeypatch, tmp_path)
     written, room = directory.check_workdir(Path("s3://bucket/run"))
     assert (written.status, room.status) == (OK, OK)
-    assert written.found == "s3://bucket/run: making an object once, reading and deleting it work"
+    assert written.found == "s3://bucket/run: making an object once, replacing, listing, reading and deleting it work"
     assert objects(tmp_path) == {}
     (tmp_path / "fails").write_text("")
     written, _ = directory.check_workdir(Path("s3://bucket/run"))

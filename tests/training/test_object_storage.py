@@ -1,5 +1,6 @@
 """A run in object storage: what it promises on a disk holds there, or it is refused before the first step."""
 
+import json
 import shutil
 import time
 from dataclasses import replace
@@ -15,10 +16,11 @@ from jaxnet.config.run import Checkpoints, Config, Log
 from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
-from jaxnet.object_storage import mirror, reading
+from jaxnet.object_storage import mirror, reading, uploads
 from jaxnet.object_storage.lock import StoreLock
 from jaxnet.object_storage.steps import stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed, remote_url
+from jaxnet.training import workdir
 from jaxnet.training.observer import Observer
 from jaxnet.training.trainer import train
 from support.checkpointing import assert_same_bits
@@ -44,9 +46,9 @@ def bucket(tmp_path, monkeypatch):
     folder = tmp_path / "buckets"
     folder.mkdir()
     fake_buckets(monkeypatch, folder)
-    monkeypatch.setattr(mirror, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(mirror, "_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(mirror, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(uploads, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(uploads, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(uploads, "_PATIENCE_SECONDS", 0.3)
     return folder
 
 
@@ -74,7 +76,7 @@ class At(Observer):
 
 
 class Killed(Exception):
-    """In place of kill -9, of which tests/processes has a real one."""
+    """Ends a run that still uploads what it has saved; tests/processes has kill -9."""
 
 
 def kill():
@@ -168,9 +170,61 @@ def test_an_upload_that_fails_for_a_while_is_made_up_for(bucket, caplog):
 
     train(CONFIG, URL, quiet=True, observers=[*given, Slow()])
     said, later = [record.getMessage() for record in caplog.records]
-    says(said, [f"{URL} cannot be written: 503 Slow Down; training goes on, and ", str(mirror.mirror_of(URL)), "keeps"])
-    assert later == f"{URL} is written again, and lacks nothing"
+    says(said, [f"{URL} cannot be brought up to date: 503 Slow Down; ", str(mirror.mirror_of(URL)), "keeps"])
+    assert later == f"{URL} is up to date again"
     assert steps() == [2, 4, 6]
+
+
+def test_what_a_person_looks_at_does_not_hold_checkpoints_back(bucket):
+    (bucket / "fails").write_text("tensorboard")
+    with pytest.raises(InputError, match="lacks some of this run: 503 Slow Down"):
+        train(replace(CONFIG, log=Log(every_steps=1, tensorboard=True)), URL, quiet=True)
+    assert steps() == [2, 4, 6]
+    assert "bucket/run/summary.json" in objects(bucket)
+
+
+def test_a_thread_that_fails_is_told(bucket, monkeypatch, caplog):
+    monkeypatch.setattr(uploads, "send_step", lambda *_: 1 / 0)
+    with pytest.raises(InputError, match="lacks some of this run: ZeroDivisionError: division by zero"):
+        train(CONFIG, URL, quiet=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"nothing more is uploaded to {URL}: ZeroDivisionError: division by zero"
+    ]
+
+
+def test_a_long_download_and_a_long_upload_are_said_once(bucket, monkeypatch, caplog):
+    train(CONFIG, URL, quiet=True)
+    another_machine()
+    fetched, put = FakeBuckets.get_file, FakeBuckets.put_file
+    monkeypatch.setattr(workdir, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(FakeBuckets, "get_file", lambda *given, **named: (time.sleep(0.1), fetched(*given, **named)))
+    monkeypatch.setattr(FakeBuckets, "put_file", lambda *given, **named: (time.sleep(0.1), put(*given, **named)))
+    train(replace(CONFIG, epochs=4), URL, quiet=True, allow_config_change=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"fetching {URL} to {mirror.mirror_of(URL)}",
+        f"uploading what is left to {URL}",
+    ]
+
+
+def test_a_mirror_that_cannot_be_made_is_named(bucket, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAXNET_MIRROR", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=f"the mirror of {URL}, .*, cannot be written: Not a directory; set"):
+        train(CONFIG, URL, quiet=True)
+
+
+def test_a_trace_of_another_process_that_cannot_be_sent_stays(bucket, monkeypatch):
+    folder = mirror.mirror_of(URL) / "profile/process_1"
+    folder.mkdir(parents=True)
+    (folder / "trace").write_text("1")
+    (bucket / "fails").touch()
+    mirror.send_profile(URL, 1)
+    assert objects(bucket) == {}
+    (bucket / "fails").unlink()
+    mirror.send_profile(URL, 1)
+    assert list(objects(bucket)) == ["bucket/run/profile/process_1/trace"]
+    without_library(monkeypatch, "s3")
+    mirror.send_profile(URL, 1)
 
 
 def test_what_could_not_be_uploaded_is_kept_named_and_uploaded_by_the_next_run(bucket, local):
@@ -269,7 +323,7 @@ def test_an_owner_elsewhere_lives_while_its_object_changes(elsewhere):
     lock.require()
 
 
-def test_an_owner_elsewhere_that_is_silent_is_replaced_and_finds_out(elsewhere):
+def test_an_owner_elsewhere_that_is_silent_is_replaced_and_finds_out(elsewhere, bucket):
     lines = []
     lock = StoreLock(Store(URL), patience=0.1)
     later = StoreLock(Store(URL), patience=0.1, say=lines.append)
@@ -282,8 +336,11 @@ def test_an_owner_elsewhere_that_is_silent_is_replaced_and_finds_out(elsewhere):
         lock.remember()
     later.require()
     lock.release()
-    assert StoreLock(Store(URL), patience=0.1, say=lines.append)
+    later.require()
+    later.beat()
+    assert [json.loads(content)["ended"] for content in objects(bucket).values()] == [False]
     later.release()
+    assert [json.loads(content)["ended"] for content in objects(bucket).values()] == [True]
 
 
 def test_a_run_that_was_replaced_stops_and_uploads_nothing_more(elsewhere, bucket, monkeypatch):
@@ -336,9 +393,51 @@ def test_what_only_this_machine_has_of_such_a_run_is_set_aside(bucket, tmp_path,
     kept = mirror.mirror_of(URL)
     train(CONFIG, URL, quiet=True)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.endswith(f"since this machine wrote it; {kept}.1 keeps what was not uploaded")
+    assert line == (
+        f"going on from {URL}, not from what this machine wrote; {kept}.1 keeps that, some of which is nowhere else"
+    )
     assert (kept.with_name(f"{kept.name}.1") / "checkpoints/000004").is_dir()
     assert (kept / "checkpoints/000006").is_dir()
+
+
+@pytest.mark.parametrize("lost", ["checkpoints", "checkpoints/000006/state", "mirror.json"])
+def test_a_mirror_that_has_lost_something_is_fetched_anew(lost, bucket):
+    train(CONFIG, URL, quiet=True)
+    path = mirror.mirror_of(URL) / lost
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    again = train(replace(CONFIG, epochs=4), URL, quiet=True, allow_config_change=True)
+    assert again.summary["steps"] == 8
+    assert {line["step"] for line in again.metrics} == set(range(1, 9))
+    assert steps() == [4, 6, 8]
+
+
+def test_killed_before_it_has_noted_an_upload_it_goes_on_from_what_it_has(bucket, tmp_path, monkeypatch, caplog):
+    """At that instant the run has deleted the checkpoint that was uploaded, because newer ones are there."""
+    retire, taken = uploads.retire, tmp_path / "taken"
+
+    def wait_and_copy(*given):
+        deadline = time.monotonic() + 60
+        while (mirror.mirror_of(URL) / "checkpoints/000002").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not taken.exists():
+            shutil.copytree(bucket, taken)
+        retire(*given)
+
+    monkeypatch.setattr(uploads, "retire", wait_and_copy)
+    seldom = replace(CONFIG, checkpoints=Checkpoints(every_steps=2, keep=1))
+    wait = At(4, lambda: time.sleep(0.5))
+    train(seldom, URL, quiet=True, observers=[wait])
+    monkeypatch.setattr(uploads, "retire", retire)
+    monkeypatch.setattr(Owner, "runs", lambda self: False)
+    fake_buckets(monkeypatch, taken)
+    assert steps() == [2]
+    here = uploads.Record({}, {}).unsent(mirror.mirror_of(URL))
+    assert min(here) > 2
+    run = train(seldom, URL, quiet=True)
+    assert run.summary["steps"] == STEPS
+    left = [record.getMessage().split(" by ")[0] for record in caplog.records]
+    assert left == [f"{URL} was left", f"{mirror.mirror_of(URL)} was left"]
+    assert steps() == [6]
 
 
 def test_a_run_whose_objects_were_deleted_begins_anew(bucket, caplog):
@@ -359,12 +458,13 @@ def test_a_run_whose_objects_were_deleted_begins_anew(bucket, caplog):
         ("file:///tmp/run", "runs are not kept at file://"),
         ("s3://bucket", "s3://bucket: a bucket alone is no place for a run"),
         ("gs://bucket/", "gs://bucket: a bucket alone"),
+        ("s3://bucket/checkpoints", "s3://bucket/checkpoints: what ends so is a run's checkpoints"),
     ],
 )
 def test_other_urls_are_refused(given, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = refused(lambda: command(["train", "--config", DIGITS, "--workdir", given]), capsys)
-    says(line, [words, "or a directory"])
+    says(line, words if isinstance(words, list) else [words])
     assert list(tmp_path.iterdir()) == []
 
 

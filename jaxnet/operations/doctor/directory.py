@@ -72,13 +72,13 @@ def _check(directory: Path) -> list[Finding]:
 def _check_store(url: str) -> list[Finding]:
     room = [_space(nearest(mirror_of(url)))]
     try:
-        Store(url).check(f"doctor-{secrets.token_hex(8)}")
+        Store(url).check(f"doctor/{secrets.token_hex(8)}")
     except InputError as error:
         return [failed("workdir", str(error), "install it on this host"), *room]
     except OSError as error:
         cure = f"see the name, the rights of this host there and its network, or {_ELSEWHERE}"
         return [failed("workdir", f"{url} cannot be used: {error.strerror}", cure), *room]
-    return [ok("workdir", f"{url}: making an object once, reading and deleting it work"), *room]
+    return [ok("workdir", f"{url}: making an object once, replacing, listing, reading and deleting it work"), *room]
 
 
 def _commit(directory: Path) -> None:
