@@ -129,6 +129,7 @@ def test_two_processes_trace_a_step_in_pieces_and_only_the_first_prints(tmp_path
     assert [(device.process, len(device.collectives)) for device in made.devices] == [(0, 2), (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_of_one_host_take_a_step_in_pieces():
     options = ["--model", "small", "--rounds", "1", "--steps-per-round", "1", "--mesh", "1x2", "--json"]

@@ -88,8 +88,8 @@ def test_as_json_and_as_text(report):
     ("label", "kinds"),
     [
         ("xla", {"all-reduce"}),
-        ("flat", {"all-reduce"}),
-        ("ddp:4KiB", {"all-reduce"}),
+        pytest.param("flat", {"all-reduce"}, marks=pytest.mark.slow),
+        pytest.param("ddp:4KiB", {"all-reduce"}, marks=pytest.mark.slow),
         ("zero", {"reduce-scatter", "all-gather", "all-reduce"}),  # the last: metrics, and the guard of all shards
     ],
 )

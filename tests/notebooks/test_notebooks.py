@@ -10,6 +10,7 @@ from support.programs import ROOT, clean_environment
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+LONG = ["01_first_training.ipynb"]  # it trains digits for some 20 s
 
 
 def read(name):
@@ -33,7 +34,7 @@ def printed(cell, stream="stdout"):
     return "".join(output.text for output in cell.outputs if output.get("name") == stream)
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NOTEBOOKS])
 def test_it_runs_from_its_own_folder_without_a_word_of_complaint(name):
     notebook = execute(read(name), FOLDER)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

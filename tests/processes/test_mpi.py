@@ -20,9 +20,9 @@ from support.mpirun import MpiRun, missing
 from support.programs import Program, await_gone, write_program
 
 needs_mpi = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-PLACES = [(1, 1), (2, 3), (3, 1), (4, 2)]
+PLACES = [(1, 1), (2, 3), (3, 1)]
 CASES = [*ALGORITHMS, "by_size"]
-MORE_PLACES = [pytest.param(place, marks=pytest.mark.slow) for place in ((1, 2), (2, 1))]
+MORE_PLACES = [pytest.param(place, marks=pytest.mark.slow) for place in ((1, 2), (2, 1), (4, 2))]
 every_place = pytest.mark.parametrize("place", [*PLACES, *MORE_PLACES], ids=lambda place: f"{place[0]}x{place[1]}")
 every_case = pytest.mark.parametrize("case", CASES)
 

@@ -99,6 +99,7 @@ def test_stopped_and_continued_it_ends_as_unbroken(run, tmp_path):
     assert metrics(tmp_path, "test") == metrics(unbroken, "test")
 
 
+@pytest.mark.slow
 def test_it_continues_what_one_program_of_another_strategy_began(run, tmp_path):
     began = run(TWO, "strategy=ddp", *WAY)
     workdir = shutil.copytree(began, tmp_path / "copy")

@@ -40,11 +40,11 @@ pytestmark = pytest.mark.processes
 WAYS = {
     "8 devices as 2 hosts": (EIGHT, "hosts=2"),
     "2 processes": (TWO,),
-    "xla, 2 processes": (TWO, "strategy=xla"),
-    "pmap": (EIGHT, "mode=pmap"),
 }
 # tests/training/test_step.py shows that every exact strategy and mode trains alike on the devices of one process.
 MORE_WAYS = {
+    "xla, 2 processes": (TWO, "strategy=xla"),
+    "pmap": (EIGHT, "mode=pmap"),
     "4 processes": (FOUR,),
     "8 devices": (EIGHT,),
     "ddp": (EIGHT, "strategy=ddp"),

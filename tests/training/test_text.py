@@ -66,10 +66,10 @@ def alone():
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
-        ((1, 8), {}),
+        pytest.param((1, 8), {}, marks=pytest.mark.slow),
         ((2, 4), {"strategy": "ddp"}),
         ((2, 2), {"strategy": "zero", "microbatches": 2}),
-        ((1, 2), {"strategy": "xla"}),
+        pytest.param((1, 2), {"strategy": "xla"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
