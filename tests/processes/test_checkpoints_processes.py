@@ -94,7 +94,7 @@ def test_two_processes_save_and_one_or_two_restore(tmp_path):
     with Ranks(save_steps, 2, str(tmp_path), "10", "20") as ranks:
         assert ranks.results() == [[10, 20], [10, 20]]
     written = digest(tmp_path / "000020")
-    assert "process_1" in str(written)
+    assert any((tmp_path / "000020").rglob("ocdbt.process_1/d/*"))  # each has written a part
     with Ranks(restore, 2, str(tmp_path)) as ranks:
         assert ranks.results() == [[20, {"next_step": 21}, True, []]] * 2
     with contextlib.closing(Checkpointer(tmp_path)) as alone:
