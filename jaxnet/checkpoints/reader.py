@@ -40,8 +40,8 @@ class FoundCheckpoint(NamedTuple):
 def steps_at(path: Path) -> tuple[Path, int | None]:
     """Return the directory of the steps, for a workdir, for that directory, or for a step in it, which is the other.
 
-    >>> steps_at(Path("runs/digits"))
-    (PosixPath('runs/digits'), None)
+    >>> steps_at(Path("no/such/run"))
+    (PosixPath('no/such/run'), None)
     """
     if (path / "checkpoints").is_dir():
         return path / "checkpoints", None
