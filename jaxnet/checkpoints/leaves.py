@@ -139,8 +139,11 @@ def leaves_to_read(stored: Mapping[str, str], wanted: Mapping[str, Any], default
 def filled(leaf: jax.ShapeDtypeStruct | np.ndarray, value: Any) -> jax.Array | np.ndarray:
     """Return an array like `leaf` in which every element is `value`."""
     values = np.full(leaf.shape, value, leaf.dtype)
-    if isinstance(leaf, np.ndarray):
-        return values
-    if leaf.sharding is None:
-        return jax.numpy.asarray(values)
-    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: values[index])
+    return values if isinstance(leaf, np.ndarray) else placed(values, leaf)
+
+
+def placed(array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return the array in the sharding of `like`, whose devices may be of several processes."""
+    if like.sharding is None:
+        return jax.numpy.asarray(array)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])

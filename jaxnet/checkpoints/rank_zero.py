@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxnet.checkpoints.checkpointer import Checkpointer, NotSaved, Restored, not_shared
 from jaxnet.checkpoints.consensus import Consensus
-from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, named_leaves, nested
+from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, named_leaves, nested, placed
 
 # ---- How the processes talk: all make the same calls in the same order ----------------------------------
 
@@ -151,7 +151,7 @@ class OneWriter:
         anew = named_leaves(replaceable.make()) if replaceable and replaced else {}
         leaves = named_leaves(found[0].state) if found else {}
         state = [
-            anew[name] if name in anew else _placed(self._processes.send(leaves.get(name), leaf), leaf)
+            anew[name] if name in anew else placed(self._processes.send(leaves.get(name), leaf), leaf)
             for name, leaf in named_leaves(like).items()
         ]
         return Restored(step, jax.tree.unflatten(jax.tree.structure(like), state), extra, replaced)
@@ -179,10 +179,3 @@ class OneWriter:
             return act(self._own)
 
         return self._processes.decided(on_first)
-
-
-def _placed(array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The array in the sharding of `like`, whose devices may be of several processes."""
-    if like.sharding is None:
-        return jax.numpy.asarray(array)
-    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])

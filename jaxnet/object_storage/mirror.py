@@ -27,7 +27,7 @@ from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 from jaxnet.object_storage.lock import BEAT_SECONDS, StoreLock
-from jaxnet.object_storage.steps import STEPS, fetch_step, local_seal, stored_steps
+from jaxnet.object_storage.steps import STEPS, fetch_step, forget_others, local_seal, stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed
 from jaxnet.object_storage.uploads import FILES, SENDING, Record, Uploads, names_below
 
@@ -161,11 +161,13 @@ class Mirror:
 
 
 def _bring(store: Store, directory: Path, say: Say) -> None:
-    """Make the directory hold what the store does, unless the store was filled from it."""
+    """Make the directory, and its record, hold what the store does, unless the store was filled from the directory."""
     stored = stored_steps(store)
     if directory.exists() and not _is_newest(directory, stored):
         _clear(directory, store.url, say)
     if directory.exists():
+        known = Record.read(directory) or Record({}, {})
+        known._replace(steps=stored).write(directory)
         return
     # What an earlier start has fetched of these steps before it was ended is not fetched again.
     fresh = directory.with_name(f"{directory.name}.fetching")
@@ -173,11 +175,9 @@ def _bring(store: Store, directory: Path, say: Say) -> None:
     for name in FILES:
         with contextlib.suppress(FileNotFoundError):
             store.fetch(name, fresh / name)
-    for path in (fresh / STEPS).glob("*"):
-        if path.name not in {f"{step:06d}" for step in stored}:
-            shutil.rmtree(path)
+    forget_others(fresh / STEPS, stored)
     for step in reversed(stored):
-        fetch_step(store, step, fresh / STEPS)
+        fetch_step(store, step, stored[step], fresh / STEPS)
     Record(stored, {}).write(fresh)
     fresh.rename(directory)
 

@@ -7,9 +7,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from jaxnet.checkpoints import manifest
+from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.errors import InputError
-from jaxnet.object_storage.steps import STEPS, fetch_step, stored_steps
+from jaxnet.object_storage.steps import STEPS, fetch_step, forget_others, stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed, remote_url
 
 _TRIES = 3  # the run goes on meanwhile, and deletes old checkpoints
@@ -64,21 +64,11 @@ def _fetch_steps(store: Store, root: Path, step: int | None, *, every: bool) -> 
     if step is not None and step not in there:
         raise InputError(f"checkpoint step {step} is not in {store.url}; steps there: {', '.join(map(str, there))}")
     root.mkdir(exist_ok=True)
-    for path in root.iterdir():  # what an earlier call has fetched, and the run has deleted since
-        if path.name not in {f"{number:06d}" for number in there}:
-            shutil.rmtree(path)
+    forget_others(root, there)  # what the run has deleted since an earlier call
     for number in reversed(there) if step is None else [step]:
-        fetch_step(store, number, root)
-        if not every and _intact(root / f"{number:06d}"):
+        fetch_step(store, number, there[number], root)
+        if not every and CheckpointFiles(root).examine(number).step is not None:
             return
-
-
-def _intact(directory: Path) -> bool:
-    try:
-        manifest.check(directory)
-    except manifest.DamagedCheckpoint:
-        return False
-    return True
 
 
 def _unreadable(url: str, error: StoreFailed) -> InputError:

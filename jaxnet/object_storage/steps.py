@@ -9,7 +9,7 @@ manifest. Whether the bytes are those that were written is checked after they ha
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxnet.checkpoints.files import CheckpointFiles
@@ -19,10 +19,6 @@ from jaxnet.object_storage.store import Store
 STEPS = "checkpoints"
 Fence = Callable[[], None]
 Moved = Callable[[], None]
-
-
-def _nothing() -> None:
-    pass
 
 
 def stored_steps(store: Store) -> dict[int, str]:
@@ -45,7 +41,7 @@ def local_seal(directory: Path) -> str:
         return ""
 
 
-def send_step(store: Store, directory: Path, step: int, fence: Fence, moved: Moved = _nothing) -> None:
+def send_step(store: Store, directory: Path, step: int, fence: Fence, moved: Moved) -> None:
     """Make the local checkpoint in `directory` one of the store; the fence is called before anything can be seen."""
     fence()
     delete_step(store, step)  # what an upload has left that was cut off
@@ -56,20 +52,31 @@ def send_step(store: Store, directory: Path, step: int, fence: Fence, moved: Mov
     store.send(directory / NAME, f"{_step(step)}/{NAME}", moved)
 
 
-def fetch_step(store: Store, step: int, root: Path, moved: Moved = _nothing) -> None:
-    """Make a step of the store one of the local checkpoints in `root`, if it is not there already; unchecked."""
+def fetch_step(store: Store, step: int, seal: str, root: Path) -> None:
+    """Make a step of the store, with that digest, one of the local checkpoints in `root`; unchecked.
+
+    One that is there already is not fetched again.
+    """
     files = CheckpointFiles(root)
     there = files.path(step)
     if there.exists():
-        if local_seal(there) == _seal(store.read(f"{_step(step)}/{NAME}")):
+        if local_seal(there) == seal:
             return
         shutil.rmtree(there)
     root.mkdir(parents=True, exist_ok=True)
     staged = files.staging(step, "fetched")
     files.stage(staged)
     for name in store.names(_step(step)):
-        store.fetch(f"{_step(step)}/{name}", staged / name, moved)
+        store.fetch(f"{_step(step)}/{name}", staged / name)
     files.publish(staged, step)
+
+
+def forget_others(root: Path, steps: Iterable[int]) -> None:
+    """Delete what an earlier call has fetched to `root`, but for these steps."""
+    kept = {CheckpointFiles(root).path(step) for step in steps}
+    for path in root.glob("*"):
+        if path not in kept:
+            shutil.rmtree(path)
 
 
 def delete_step(store: Store, step: int) -> None:

@@ -115,14 +115,13 @@ class Store:
             self._fs.put_file(str(path), self._path(name), callback=_told(moved))
         moved()
 
-    def fetch(self, name: str, path: Path, moved: Callable[[], None] = lambda: None) -> None:
+    def fetch(self, name: str, path: Path) -> None:
         """Make a file of an object, whole or not at all; its folder too."""
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".tmp")
         with self._one_error(FileNotFoundError):
-            self._fs.get_file(self._path(name), str(scratch), callback=_told(moved))
+            self._fs.get_file(self._path(name), str(scratch))
         scratch.replace(path)
-        moved()
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, one after the other; those that are not there do not matter."""

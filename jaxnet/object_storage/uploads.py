@@ -82,8 +82,7 @@ class Uploads:
     def __init__(self, store: Store, directory: Path, fence: Callable[[], None], say: Callable[[str], None]) -> None:
         self._store, self._directory, self._fence, self._say = store, directory, fence, say
         self._steps = CheckpointFiles(directory / STEPS)
-        known = Record.read(directory)
-        self._record = Record(stored_steps(store), dict(known.files) if known else {})
+        self._record = Record.read(directory) or Record({}, {})
         self._files_due = 0.0
         self._failure = ""
         self._refused: InputError | None = None
