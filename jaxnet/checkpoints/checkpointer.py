@@ -33,7 +33,7 @@ from typing import Any, Literal, NamedTuple
 from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.consensus import Consensus
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
-from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, described, named_leaves, nested
+from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, described, named_leaves
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.checkpoints.reader import other_steps, read_state
 from jaxnet.checkpoints.storage import LOST, Storage, silence_orbax, why_not
@@ -138,11 +138,10 @@ class Checkpointer:
             )
         leaves = named_leaves(state)
         about = self._about(step, extra, metrics or {}, described(leaves))
-        arrays = nested({name: leaf for name, leaf in leaves.items() if leaf.size})
         staged = self._files.staging(step, next(self._attempts))
         if failure := self._consensus.begin(lambda: why_not(lambda: self._stage(staged))):
             raise self._raised(step, failure)
-        failure = self._storage.save(staged / "state", arrays)
+        failure = self._storage.save(staged / "state", leaves)
         self._current = step
         self._pending = (step, self._committer.submit(self._commit, staged, step, about, failure))
 

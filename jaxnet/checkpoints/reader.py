@@ -141,8 +141,5 @@ def _read_wanted(
             f"{directory} holds another state than this program trains: {wrong}. "
             "Use the configuration that it was saved with, or another directory"
         )
-    # Leaves without elements are not stored, because Orbax refuses them.
-    leaves = {name: filled(leaf, 0) for name, leaf in asked.items() if not leaf.size}
-    leaves |= {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
-    there = {name: leaf for name, leaf in asked.items() if leaf.size}
-    return leaves | read_arrays(directory / "state", there, alone=alone)
+    made = {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
+    return made | read_arrays(directory / "state", asked, alone=alone)

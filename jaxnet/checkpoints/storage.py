@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxnet.checkpoints.leaves import nested
+from jaxnet.checkpoints.leaves import filled, nested
 from jaxnet.checkpoints.lock import Lost
 
 if TYPE_CHECKING:
@@ -116,8 +116,12 @@ class Storage:
         directory.mkdir()
         (directory / "_CHECKPOINT_METADATA").write_text(json.dumps({"init_timestamp_nsecs": time.time_ns()}))
 
-    def save(self, path: Path, arrays: Any) -> str:
-        """Start to save, and return when `arrays` have been copied: "", or why the save could not begin here."""
+    def save(self, path: Path, leaves: Mapping[str, Any]) -> str:
+        """Start to save leaves by name; return when they have been copied: "", or why the save could not begin here.
+
+        Leaves without elements are not stored, because Orbax refuses them; `read_arrays` makes them.
+        """
+        arrays = nested({name: leaf for name, leaf in leaves.items() if leaf.size})
         return why_not(lambda: self._orbax.save(path, args=ocp.args.PyTreeSave(arrays)))
 
     def finish(self) -> None:
@@ -151,11 +155,13 @@ def read_arrays(path: Path, like: Mapping[str, Any], *, alone: bool = False) -> 
 
     All processes call it, unless this one reads `alone`.
     """
-    wanted, processes = nested(like), _processes(alone)
+    empty = {name: filled(leaf, 0) for name, leaf in like.items() if not leaf.size}
+    stored = {name: leaf for name, leaf in like.items() if leaf.size}
+    wanted, processes = nested(stored), _processes(alone)
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
     arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
     with ocp.Checkpointer(handler, multiprocessing_options=processes) as orbax:
         asked = ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True)
         arrays = orbax.restore(path.absolute(), args=asked)  # it refuses a relative path
-    names = jax.tree.leaves(nested({name: name for name in like}))
-    return dict(zip(names, jax.tree.leaves(arrays), strict=True))
+    names = jax.tree.leaves(nested({name: name for name in stored}))
+    return empty | dict(zip(names, jax.tree.leaves(arrays), strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnet.comm import (
     AXES,
@@ -164,7 +164,15 @@ def shard_mapped(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrap
 
     split, everywhere = PartitionSpec(AXES), PartitionSpec()
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, split), out_specs=(specs, everywhere))
-    return jax.jit(mapped, donate_argnums=0, compiler_options=_options(mesh))
+    # Said again here, because XLA gives a leaf of size 0 back as replicated, and the next step could not take it.
+    states = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return jax.jit(
+        mapped,
+        donate_argnums=0,
+        in_shardings=(states, split_by_example(mesh)),
+        out_shardings=(states, replicated(mesh)),
+        compiler_options=_options(mesh),
+    )
 
 
 def _without_place(tree: PyTree) -> PyTree:

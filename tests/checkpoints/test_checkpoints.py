@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxnet.checkpoints import Checkpointer, Replaceable
+from jaxnet.checkpoints.reader import find_checkpoint, read_leaves
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, host_state, like, mesh_of, on
 
@@ -53,6 +54,18 @@ def test_the_state_is_an_ordinary_orbax_checkpoint(run):
     with ocp.StandardCheckpointer() as reader:
         tree = reader.restore(run.path / "000300/state")
     assert_same_bits(tree, run.value(300))
+
+
+def test_leaves_are_read_by_name_also_those_without_elements(run):
+    state = {"none": np.zeros((0, 3), np.float32), "pair": (np.float32(2), None)}
+    checkpoints = run.open()
+    checkpoints.save(1, on(run.mesh, state), extra={})
+    checkpoints.wait()
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = {"none": (0, 3), "pair/0": ()}
+    wanted = {name: jax.ShapeDtypeStruct(shape, "float32", sharding=there) for name, shape in shapes.items()}
+    read = read_leaves(find_checkpoint(run.path), wanted)
+    assert {name: leaf.tolist() for name, leaf in read.items()} == {"none": [], "pair/0": 2}
 
 
 def test_what_is_written_says_what_it_is(run):

@@ -165,13 +165,21 @@ def grid(shape):
     return comm.make_mesh(shape[0], jax.devices()[: shape[0] * shape[1]])
 
 
+class Pair(NamedTuple):
+    left: np.ndarray
+    right: None = None
+
+
 def example(shape, seed=0, integers=False):
-    """A tree of gradients per device, leading dims [hosts, devices]."""
+    """A tree of gradients per device, leading dims [hosts, devices], of every kind of node and of sizes 0, 1 and odd."""
     draw = np.random.RandomState(seed)
-    sizes = {"kernel": (7, 5), "bias": (5,), "scalar": (), "empty": (0, 3), "deep": {"w": (33,)}}
-    is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
-    make = (lambda s: draw.randint(-8, 9, s)) if integers else (lambda s: draw.standard_normal(s))
-    return jax.tree.map(lambda s: make((*shape, *s)).astype(np.float32), sizes, is_leaf=is_shape)
+
+    def leaf(*size):
+        values = draw.randint(-8, 9, (*shape, *size)) if integers else draw.standard_normal((*shape, *size))
+        return values.astype(np.float32)
+
+    tree = {"kernel": leaf(7, 5), "bias": leaf(5), "none": None, "tuple": (leaf(), leaf(0, 3)), "nothing": ()}
+    return tree | {"pair": Pair([leaf(33)])}
 
 
 @functools.cache
@@ -232,7 +240,8 @@ def test_linear(name):  # L2
 def test_every_device_ends_with_the_same_bits_and_so_does_a_second_run(name, shape):  # L3, L9
     values = example(shape)
     # Zeros of both signs too: they are equal, and their bits are not.
-    values["deep"]["w"] = np.where(values["deep"]["w"] > 0, np.float32(-0.0), values["deep"]["w"])
+    (long,) = values["pair"].left
+    values["pair"] = Pair([np.where(long > 0, np.float32(-0.0), long)])
     values["bias"] = np.full_like(values["bias"], -0.0)
     first, second = (jax.tree.leaves(sums_of_every_device(name, shape, values)) for _ in range(2))
     for leaf, again in zip(first, second, strict=True):

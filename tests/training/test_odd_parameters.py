@@ -1,0 +1,69 @@
+"""A model whose parameters are of every form that a tree of arrays may take, under every strategy on every mesh."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnet import comm
+from jaxnet.models import from_linen
+from support import tiny
+
+
+MESHES = [(2, 4), *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(1, 8), (3, 2), (7, 1)])]
+
+
+class Pair(NamedTuple):
+    left: jax.Array
+    right: jax.Array | None
+
+
+class Odd(nn.Module):
+    """Leaves of no dim, of size 0 and of odd sizes, in a tuple, a NamedTuple and beside None."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        pair = self.param("pair", lambda key: Pair(jax.random.normal(key, (64, 5)), None))
+        hidden = images.reshape(len(images), -1) @ pair.left
+        scale, shift = self.param("tuple", lambda _: (jnp.ones(()), jnp.zeros(5)))
+        nothing = self.param("nothing", lambda _: jnp.zeros((0, 4)))
+        hidden = nn.tanh(hidden * scale + shift[None]) + nothing.sum()
+        return hidden @ self.param("head", lambda key: jax.random.normal(key, (5, tiny.CLASSES)))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return from_linen(Odd())
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    return trained(model, "xla", (1, 1))
+
+
+def trained(model, strategy, shape, size=168):  # 168 examples are cut into 6, 7 and 8 alike
+    """Two steps of one compiled program, as the trainer runs it: its state goes in again as it came out."""
+    setup = tiny.setup(model, strategy, shape)
+    placed = [jax.device_put(tiny.batch(index, size), comm.split_by_example(setup.mesh)) for index in range(2)]
+    step, state, losses = setup.step.lower(setup.state, placed[0]).compile(), setup.state, []
+    for batch in placed:
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return losses, jax.device_get(setup.layout.whole(state))
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("strategy", comm.STRATEGIES)
+def test_every_strategy_trains_parameters_of_every_form(strategy, shape, model, reference):
+    losses, state = trained(model, strategy, shape)
+    params, wanted = state.params, reference[1].params
+    assert jax.tree.structure(params) == jax.tree.structure(wanted)
+    exact = comm.named_strategy(strategy).exact
+    np.testing.assert_allclose(losses, reference[0], rtol=2e-5 if exact else 0.2)
+    for leaf, like in zip(jax.tree.leaves(params), jax.tree.leaves(wanted), strict=True):
+        assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
+        if exact:
+            np.testing.assert_allclose(leaf, like, atol=1e-3)
