@@ -171,7 +171,7 @@ class Pair(NamedTuple):
 
 
 def example(shape, seed=0, integers=False):
-    """A tree of gradients per device, leading dims [hosts, devices], of every kind of node and of sizes 0, 1 and odd."""
+    """A tree of gradients per device, leading dims [hosts, devices], of every kind of node, also of size 0."""
     draw = np.random.RandomState(seed)
 
     def leaf(*size):

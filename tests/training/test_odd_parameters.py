@@ -12,7 +12,6 @@ from jaxnet import comm
 from jaxnet.models import from_linen
 from support import tiny
 
-
 MESHES = [(2, 4), *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(1, 8), (3, 2), (7, 1)])]
 
 
