@@ -25,7 +25,7 @@ from jax import lax
 
 from jaxnet.comm.codecs import Codec, one_message
 from jaxnet.comm.expression import expressed
-from jaxnet.comm.guards import require_array, require_floats, require_varying, same_along
+from jaxnet.comm.guards import LOSSY, require_array, require_floats, require_varying, same_along, without_derivative
 from jaxnet.comm.reducer import (
     BOUND_AXES,
     FIRST_STATE,
@@ -70,6 +70,7 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
         require_floats(message)
         if not _exchanged(message, axes, BOUND_AXES):
             return same_along(message, axes), state
+        message = without_derivative(message, "compressed(...)", LOSSY)
         [sent], state = _encode(wire, message.astype(jnp.float32), state)
         received = lax.all_gather(sent, _long(axes), to="invarying")
         total = _sum_decoded(received, lambda row: wire.decode((row,), message.size))
@@ -112,6 +113,7 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
         require_floats(message)
         if not _exchanged(message, axes, BOUND_AXES):
             return same_along(message, axes), state
+        message = without_derivative(message, "compressed_scattered(...)", LOSSY)
         count, length = axes_size(axes, BOUND_AXES), _shard_length(message, axes, BOUND_AXES)
         # 1. Each shard, encoded, to its owner.
         [sent], unsent = _encode(_by_shard(wire, count), message.astype(jnp.float32), state[0])

@@ -1,18 +1,20 @@
-"""What reducers refuse: values of a wrong dtype or shape, and gradients that JAX has already summed.
+"""What reducers refuse: values of a wrong dtype or shape, gradients that JAX has already summed, and derivatives.
 
 Under `jax.shard_map`, differentiating with respect to *replicated* parameters makes JAX insert the sum
 itself. A reducer on top would multiply by the number of devices, with no error. So cast parameters to
 `varying` first; reducers refuse a value that no longer varies over an axis that they sum over.
 """
 
+import functools
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 # ---- Dtypes and shapes ----
 
@@ -112,3 +114,35 @@ def _(aval: ShapedArray, *, axes: tuple[str, ...]) -> ShapedArray:
 _same_along_p.def_impl(lambda value, *, axes: value)
 mlir.register_lowering(_same_along_p, lambda ctx, value, *, axes: [value])
 batching.defvectorized(_same_along_p)
+
+
+def _transposed(cotangent: jax.Array, value: Any, *, axes: tuple[str, ...]) -> list[jax.Array]:
+    """Of n equal values each counts 1/n. Backwards, the permutes that made them equal add up the n parts."""
+    del value
+    count = lax.axis_size(axes)
+    return [varying_along(cotangent / count, axes)]
+
+
+ad.deflinear2(_same_along_p, _transposed)
+
+
+# ---- Derivatives ----
+
+
+LOSSY = "what it sends is rounded or left out, and the derivative of that is 0 almost everywhere"
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def without_derivative(value: jax.Array, reducer: str, why: str) -> jax.Array:
+    """`value`; whoever differentiates through it gets a TypeError that names the reducer and says why."""
+    del reducer, why
+    return value
+
+
+@without_derivative.defjvp
+def _(reducer: str, why: str, values: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    del values, tangents
+    raise TypeError(
+        f"{reducer} has no derivative: {why}. Differentiate first and reduce the gradients, or sum with a reducer "
+        "that has one, such as all_reduce(...)"
+    )

@@ -20,7 +20,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.expression import KiB, expressed
-from jaxnet.comm.guards import require_divides, require_varying, same_along, varying_along, varying_axes
+from jaxnet.comm.guards import (
+    require_divides,
+    require_varying,
+    same_along,
+    varying_along,
+    varying_axes,
+    without_derivative,
+)
 from jaxnet.comm.halves import scattered
 from jaxnet.comm.mesh import HOST
 from jaxnet.comm.reducer import AxisSizes, Collective, Plan, Reducer, axis_size, stateless
@@ -246,6 +253,7 @@ def _over_ranks(axis: str, algorithm: Algorithm | None, ranks: Communicators) ->
         require_varying(message, (axis,), "the message")
         _check(message, axis, lax.axis_size(axis), ranks.size)
         if ranks.size > 1:
+            message = without_derivative(message, "mpi_all_reduce(...)", "JAX does not know what the library computes")
             work = _WORK[algorithm or choose_algorithm(message, ranks.size)]
             message = ranks.on_each_device(work, message)
         return same_along(message, (axis,))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxnet.comm.bucketed import bucketed
 from jaxnet.comm.expression import expressed
-from jaxnet.comm.guards import require_varying, varying_along, varying_axes
+from jaxnet.comm.guards import LOSSY, require_varying, varying_along, varying_axes, without_derivative
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size
 
 _SAVING = 2  # a leaf travels as factors if they have at most 1/2 of its elements, as in PyTorch's hook
@@ -85,7 +85,7 @@ def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
         matrices, rest = split(grads, BOUND_AXES)
         _guard(matrices, _axes(together, BOUND_AXES))
         shares = [
-            leaf.reshape(shape).astype(jnp.float32) + residual
+            without_derivative(leaf, "powersgd(...)", LOSSY).reshape(shape).astype(jnp.float32) + residual
             for leaf, shape, residual in zip(matrices.leaves, matrices.shapes, state.residuals, strict=True)
         ]
         # 2. Approximate their sum; each device keeps its share less an nth of the result.

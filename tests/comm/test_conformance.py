@@ -315,6 +315,28 @@ def test_state_type_is_kept_and_nothing_recompiles(name):  # L8
 
 
 @every_reducer
+def test_the_derivative_is_that_of_the_sum_or_refused_by_name(case):
+    """Every device gets the cotangent of the sum: here that of the half of its square, so that it is the sum."""
+    shape, reducer = (2, 3), case.reducer
+    mesh, values = grid(shape), example(shape)
+
+    def gradient(values, state):
+        mine, state = jax.tree.map(lambda leaf: leaf[0, 0], (values, state))
+        half_square = lambda tree: sum(jnp.vdot(leaf, leaf) / 2 for leaf in jax.tree.leaves(tree))  # noqa: E731
+        result = jax.grad(lambda mine: half_square(reducer.reduce(mine, state)[0]))(mine)
+        return jax.tree.map(lambda leaf: leaf[None, None], result)
+
+    place = laws.PER_DEVICE
+    mapped = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=(place, place), out_specs=place))
+    if case.lossy or "compressed" in repr(reducer):
+        with pytest.raises(TypeError, match=r"(compressed|compressed_scattered|powersgd)\(\.\.\.\) has no derivative"):
+            mapped(values, laws.stacked_state(reducer, mesh, values))
+    else:
+        got = jax.device_get(mapped(values, laws.stacked_state(reducer, mesh, values)))
+        assert_close(got, everywhere(values), 2 * case.tolerance)
+
+
+@every_reducer
 def test_a_gradient_that_is_already_summed_is_refused(case):
     mesh = grid((2, 4))
 

@@ -171,6 +171,7 @@ def contract():
         "sum": float(sums["w"][0]),
         "state": str(reducer.init(shapes, mesh.shape)) == str(jax.tree.map(np.asarray, state)),
         "summed_already": said(TypeError, wrong, {"w": jnp.ones(3)}, jnp.ones(mesh.size)),
+        "derivative": said(TypeError, derivative, mesh),
         "two_hosts": said(ValueError, reducer.plan, shapes, {"host": 2, "device": 1}),
         "odd_length": said(ValueError, mpi_all_reduce().plan, jax.ShapeDtypeStruct((3,), "float32"), mesh.shape),
         "unknown": said(ValueError, functools.partial(mpi_all_reduce, algorithm="star")),
@@ -203,6 +204,12 @@ def half_in_library(mesh):
     laws.lowered(bucketed(scattered("device", mpi_all_reduce(algorithm="library")), None), mesh, values)
 
 
+def derivative(mesh):
+    square = lambda x: jnp.vdot(*[mpi_all_reduce().reduce(x, ())[0]] * 2)  # noqa: E731
+    mapped = jax.shard_map(jax.grad(square), mesh=mesh, in_specs=P(comm.AXES), out_specs=P(comm.AXES))
+    jax.eval_shape(mapped, jnp.ones(4 * mesh.size))
+
+
 def said(kind, call, *arguments):
     try:
         call(*arguments)
@@ -220,6 +227,7 @@ def test_contract_of_a_reducer():
             assert result["state"]
             assert result["sum"] == 4
             assert "already the same on every device" in result["summed_already"]
+            assert "mpi_all_reduce(...) has no derivative" in result["derivative"]
             assert "make_mesh(1)" in result["two_hosts"]
             assert "bucketed" in result["odd_length"]
             assert "library, tree, ring" in result["unknown"]
