@@ -158,18 +158,22 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
 
 def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: int) -> list[dict[str, Any]]:
     """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
+    import jax
+
     from jaxnet.comm import (
         STRATEGIES,
         Averaging,
         Strategy,
         all_reduce,
+        as_sent,
         bucketed,
         has_bucket_size,
         named_strategy,
         wire_bytes_per_axis,
     )
 
-    flat = bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives
+    platform = jax.default_backend()
+    flat = as_sent(bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives, platform)
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []
     strategies = [
@@ -180,7 +184,7 @@ def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: i
     for strategy in strategies:
         row = _row(strategy)
         if strategy.reducer is not None:
-            collectives = strategy.reducer.plan(shapes, mesh).collectives
+            collectives = as_sent(strategy.reducer.plan(shapes, mesh).collectives, platform)
             schedule = strategy.schedule
             share = schedule.exchanges_per_step(steps) if isinstance(schedule, Averaging) else 1.0
             sent = {axis: round(share * given) for axis, given in wire_bytes_per_axis(collectives).items()}

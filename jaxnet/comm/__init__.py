@@ -10,7 +10,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
     whole strategies        STRATEGIES, named_strategy, Strategy, Averaging
     what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
-    what was compiled       compiler_options, verify, collectives_in
+    what was compiled       compiler_options, as_sent, verify, collectives_in
     the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device
     a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along
     a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
@@ -82,7 +82,7 @@ from jaxnet.comm.sharded import (
 from jaxnet.comm.strategy import Averaging, BlockFilter, Strategy, scheduled
 from jaxnet.comm.topology import Factor, factored
 from jaxnet.comm.trees import best_chunks, rooted, rooted_halves
-from jaxnet.comm.verify import Check, compiler_options, verify
+from jaxnet.comm.verify import Check, as_sent, compiler_options, verify
 
 __all__ = [  # noqa: RUF022 - in the order of the docstring
     # Sums of one message
@@ -130,6 +130,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "shards_in_order",
     "stacked_shards",
     "as_reducer",
+    "as_sent",
     "rows_of",
     "whole_of",
     "stacked_filled",

@@ -209,7 +209,7 @@ def cast(dtype: str, inner: Reducer) -> Reducer:
 
     Half the bytes for float16 and bfloat16 (Horovod's fp16 compression, PyTorch's `fp16_compress_hook`). The sum
     is taken in the narrow type too, so it loses bits at every addition and float16 overflows at 65504.
-    XLA:CPU sends bfloat16 as float32; `verify` reports it. Integers and complex numbers travel as they are, and
+    XLA:CPU sends bfloat16 as float32 (`as_sent`). Integers and complex numbers travel as they are, and
     where `inner` sends nothing, nothing is rounded. ValueError if `dtype` is not a floating-point type.
     """
     narrow = jnp.dtype(dtype).name

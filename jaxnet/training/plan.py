@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxnet.comm import HOST, Bucket, Check, KiB, MiB, stacked_filled, verify, wire_bytes_per_axis
+from jaxnet.comm import HOST, Bucket, Check, KiB, MiB, as_sent, stacked_filled, verify, wire_bytes_per_axis
 from jaxnet.cost.bounds import BY_XLA
 from jaxnet.parallel import Form, ShardedDense, StepPlan
 
@@ -64,8 +64,9 @@ class RunPlan:
     def wire_bytes_per_step(self) -> int:
         """The sum over all axes. If XLA reduces: the bytes of a ring all-reduce of each gradient."""
         if self.form.strategy.kind == "xla":
-            by_xla = BY_XLA.plan(self.params, self.form.mesh.shape).collectives
-            return sum(wire_bytes_per_axis(by_xla).values())
+            mesh = self.form.mesh
+            by_xla = BY_XLA.plan(self.params, mesh.shape).collectives
+            return sum(wire_bytes_per_axis(as_sent(by_xla, mesh.devices.flat[0].platform)).values())
         return sum(self.wire_bytes_per_axis.values())
 
     def verified(self) -> "RunPlan":

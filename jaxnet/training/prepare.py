@@ -22,6 +22,7 @@ from jaxnet.comm import (
     AllReduce,
     Strategy,
     all_reduce,
+    as_sent,
     mesh_size,
     mpi_all_reduce,
     mpi_world,
@@ -128,10 +129,11 @@ def prepare(
     )
     layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
     step = form.step(step_loss(config, mode, layers), optimizer, layout)
-    traffic = _traffic(config, mesh, metrics, total_steps)
+    sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
+    sends = sends._replace(collectives=as_sent(sends.collectives, mesh.devices.flat[0].platform))
     experiment = Experiment(
         *(config, processes, source, held_out, tests, model, optimizer, rate, form, layout, step),
-        *(form.plan(layout, traffic), total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
+        *(sends, total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
     )
     if tests is not None:
         experiment.check_tests()

@@ -278,13 +278,11 @@ def assert_exact_on(tree, name):
 def test_compiled_collectives_are_the_planned_ones(name, shape):  # L6
     shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[2:], v.dtype), example(shape))
     mesh = grid(shape)
-    planned = REDUCERS[name].reducer.plan(shapes, mesh.shape).collectives
+    wanted = REDUCERS[name].reducer.plan(shapes, mesh.shape).collectives
+    planned = comm.as_sent(wanted, "cpu")
     check = comm.verify(compiled(name, shape).as_text(), planned, mesh.shape)
-    if any(collective.dtype == "bfloat16" for collective in planned):
-        # XLA:CPU widens bfloat16 sums: the check must say so rather than pass.
-        assert not check.ok
-        assert "float32" in check.explain()
-        return
+    if planned != wanted:
+        assert "float32" in comm.verify(compiled(name, shape).as_text(), wanted, mesh.shape).explain()
     assert check.ok, check.explain()
     assert not check.extra, check.extra
     assert (len(planned) == 0) == (shape == (1, 1))

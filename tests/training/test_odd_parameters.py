@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnet import comm
+from jaxnet import Config, comm
+from jaxnet.data import Digits
 from jaxnet.models import from_linen
+from jaxnet.training.prepare import prepare
 from support import tiny
 
 MESHES = [(2, 4), *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(1, 8), (3, 2), (7, 1)])]
@@ -66,3 +68,21 @@ def test_every_strategy_trains_parameters_of_every_form(strategy, shape, model, 
         assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
         if exact:
             np.testing.assert_allclose(leaf, like, atol=1e-3)
+
+
+class Half(nn.Module):
+    """A network in bfloat16, parameters too."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        return nn.Dense(10, param_dtype=jnp.bfloat16)(images.reshape(len(images), -1))
+
+
+@pytest.mark.parametrize("strategy", ["flat", "torus", "s_caffe_hr", "zero", "bf16", "local_sgd"])
+def test_the_plan_counts_what_the_backend_sends_of_bfloat16(strategy):
+    config = Config(model=Half(), data=Digits(), epochs=1, batch_size=32, strategy=strategy)
+    plan = prepare(config, comm.make_mesh(2, jax.devices()[:4]), source=Digits().load("train")).plan.verified()
+    assert plan.check.ok, plan.check.explain()
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(plan.params)} == {"bfloat16"}
+    sent = {collective["dtype"] for collective in plan.as_json()["planned"]}
+    assert sent == ({"uint16", "float32"} if strategy == "bf16" else {"float32"})  # XLA:CPU widens
