@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.faulting import kept, links, processes, storage, values
+from benchmarks.faulting import kept, links, moments, processes, storage, values
 from benchmarks.faulting.kept import Tried
 from benchmarks.faulting.rounds import Fault, Outcome, Round, Unbroken
 from benchmarks.faulting.watched import Unmet
@@ -43,6 +43,13 @@ FAULTS = (
     Fault("nan-row", "NaN in five batches in a row", 3, values.nan_batches, at_once=3),
     Fault("parameter", "a replica's parameter changed in memory", 3, values.flipped_parameter, at_once=3),
     Fault("record", "a corrupt record", 5, values.cut_record),
+    Fault("evaluation", "kill -9 during an evaluation", 5, moments.killed_in_evaluation),
+    Fault("last-save", "kill -9 inside the last save", 5, moments.killed_in_the_last_save, at_once=1),
+    Fault("read-only", "checkpoints on a read-only file system for a save", 5, storage.read_only),
+    Fault("emptied", "newest checkpoint replaced by an empty directory", 3, storage.emptied, at_once=3),
+    Fault("devices", "told to end, on with 3 devices instead of 8, and back", 4, moments.on_other_devices, at_once=4),
+    Fault("cut-2x2", "a host's link down for 5 s, hierarchical, 2x2", 3, links.cut_in_a_hierarchy, at_once=3),
+    Fault("lossy-2x2", "a host's link drops packets, hierarchical, 2x2", 3, links.lossy_in_a_hierarchy, at_once=3),
     Fault("second-run", "a second run on the same workdir", 4, processes.second_run, at_once=2),
 )
 

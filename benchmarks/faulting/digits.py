@@ -4,12 +4,14 @@ A configuration file of train.py. What goes wrong inside the processes is plante
 say, so that no configuration differs from that of an unbroken run:
 
     FAULTS_BLACK=27,28    the batches of these steps, counted from 0, begin with a black image, which makes the loss NaN
+    FAULTS_MARK=FILE      while test examples are read, slowly, the file is there
     FAULTS_FLIP=1:33      after step 33 the last device of rank 1 holds a parameter with another bit, once; and so on
 """
 
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -27,6 +29,7 @@ STEPS = 120
 SAVE_EVERY = 10
 BATCH = 64
 PACE_SECONDS = 0.04  # for each batch, or FAULTS_PACE
+_MARKED_SECONDS = 0.1  # for each of the five batches of test examples
 
 
 class Ranged(nn.Module):
@@ -65,14 +68,31 @@ class Paced:
         return rows
 
 
+class Marked:
+    """A slow source that leaves a file wherever it is read."""
+
+    def __init__(self, source: Source, mark: str) -> None:
+        self._source, self._mark = source, Path(mark)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        self._mark.touch()
+        time.sleep(_MARKED_SECONDS)
+        return self._source.rows(indices)
+
+
 @dataclass(frozen=True)
 class PacedDigits:
     """Digits, of which training batches come slowly."""
 
     def load(self, split: str) -> Source:
-        source = Digits().load(split)
+        source, mark = Digits().load(split), os.environ.get("FAULTS_MARK")
+        if split != "train":
+            return Marked(source, mark) if mark else source
         black = os.environ.get("FAULTS_BLACK", "")
-        return Paced(source, [int(step) for step in black.split(",") if step]) if split == "train" else source
+        return Paced(source, [int(step) for step in black.split(",") if step])
 
 
 def get_config() -> Config:

@@ -37,8 +37,8 @@ def killed_in_a_save(job: Round) -> list[Outcome]:
 
     def moment(run: Watched, begun: float) -> None:
         run.wait_for_step(begun)
-        length = min(_saving(checkpoints, run), 1.0)
-        saving = _next_save(checkpoints, run)
+        length = min(saving_seconds(checkpoints, run), 1.0)
+        saving = next_save(checkpoints, run)
         time.sleep(job.draw.uniform(0, length))
         published.append(max(_steps(checkpoints)))
         inside.append(saving.exists())
@@ -125,14 +125,14 @@ def second_run(job: Round) -> list[Outcome]:
     return [outcome._replace(survived=outcome.survived and finished, same=job.same()) for outcome in outcomes]
 
 
-def _saving(checkpoints: Path, run: Watched) -> float:
+def saving_seconds(checkpoints: Path, run: Watched) -> float:
     """How long the next save takes."""
-    saving, begun = _next_save(checkpoints, run), time.monotonic()
+    saving, begun = next_save(checkpoints, run), time.monotonic()
     _await(lambda: [] if saving.exists() else [saving], run)
     return time.monotonic() - begun
 
 
-def _next_save(checkpoints: Path, run: Watched) -> Path:
+def next_save(checkpoints: Path, run: Watched) -> Path:
     """Where the next save is made, once it has begun; what a killed one has left is not meant."""
     before = set(checkpoints.glob("*.saving"))
     return _await(lambda: sorted(set(checkpoints.glob("*.saving")) - before), run)[0]

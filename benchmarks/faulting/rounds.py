@@ -21,6 +21,7 @@ from jaxnet.checkpoints import find_checkpoint, read_leaves
 ROOT = Path(__file__).parents[2]
 CONFIG = digits.__file__
 SHORT_LIMITS = ("watchdog.floor_seconds=5", "watchdog.factor=10", "watchdog.other_seconds=45")
+_TOLERANCE = 1e-4  # of parameters trained in part on another number of devices
 _CLUSTER = ("JAX", "SLURM", "OMPI", "XLA", "TPU", "KUBERNETES", "FAULTS")
 
 State = dict[str, np.ndarray]
@@ -68,21 +69,23 @@ class Unbroken:
     """Final states of runs that met no fault, made when they are first needed and kept in `out`."""
 
     out: Path
-    _states: dict[int, State] = field(default_factory=dict)
+    _states: dict[str, State] = field(default_factory=dict)
 
-    def state(self, devices: int = 1) -> State:
+    def state(self, devices: int = 1, *overrides: str) -> State:
         """That of two processes of so many devices."""
-        workdir = self.out / f"unbroken-2x{devices}"
+        name = "-".join([f"unbroken-2x{devices}", *overrides])
+        workdir = self.out / name
         if not workdir.exists():
             with tempfile.TemporaryDirectory(dir=self.out) as folder:
                 made = Path(folder) / "run"
-                with Watched(launch_command(train_command(made), 0, devices), environment(Path(folder))) as run:
+                command = launch_command(train_command(made, *overrides), 0, devices)
+                with Watched(command, environment(Path(folder))) as run:
                     if run.finish() != 0:
                         raise Unmet("the unbroken run failed")
                 made.rename(workdir)
-        if devices not in self._states:
-            self._states[devices] = final_state(workdir / "checkpoints")
-        return self._states[devices]
+        if name not in self._states:
+            self._states[name] = final_state(workdir / "checkpoints")
+        return self._states[name]
 
 
 @dataclass(frozen=True)
@@ -110,21 +113,35 @@ class Round:
         return self.folder / "run"
 
     def launch(
-        self, *overrides: str, restarts: int = 0, devices: int = 1, config: str = CONFIG, **planted: str
+        self,
+        *overrides: str,
+        restarts: int = 0,
+        devices: int = 1,
+        processes: int = 2,
+        config: str = CONFIG,
+        **planted: str,
     ) -> Watched:
-        """The run, started on two processes."""
+        """The run, started on two processes, or on so many."""
         command = train_command(self.workdir, *overrides, config=config)
-        return self.start(launch_command(command, restarts, devices), **planted)
+        return self.start(launch_command(command, restarts, devices, processes), **planted)
 
     def start(self, command: Sequence[str], **planted: str) -> Watched:
         """Any command, started; its lines are kept for who looks for the reason of a failure."""
         self.jobs.append(Watched(command, environment(self.folder) | planted))
         return self.jobs[-1]
 
-    def same(self, devices: int = 1) -> bool:
+    def same(self, devices: int = 1, *overrides: str) -> bool:
         """Whether the final state has the bits of an unbroken run."""
-        got, wanted = final_state(self.workdir / "checkpoints"), self.unbroken.state(devices)
+        got, wanted = final_state(self.workdir / "checkpoints"), self.unbroken.state(devices, *overrides)
         return got.keys() == wanted.keys() and all(got[name].tobytes() == wanted[name].tobytes() for name in wanted)
+
+    def near(self, devices: int = 1, *overrides: str) -> str:
+        """How far the parameters are from those of an unbroken run; Unmet if further than rounding may bring them."""
+        got, wanted = final_state(self.workdir / "checkpoints"), self.unbroken.state(devices, *overrides)
+        furthest = max(float(np.abs(got[name] - wanted[name]).max()) for name in wanted if name.startswith("params"))
+        if furthest > _TOLERANCE:
+            raise Unmet(f"parameters differ by {furthest:.1e} from those of an unbroken run")
+        return f"parameters within {furthest:.1e}"
 
     def summary(self) -> dict[str, Any]:
         """Of the run, which has ended."""
@@ -156,9 +173,9 @@ class Round:
         return outcomes
 
 
-def launch_command(command: Sequence[str], restarts: int, devices: int) -> list[str]:
-    """`jaxnet launch local` of a command, on two processes."""
-    places = ["--processes", "2", "--devices-per-process", str(devices), "--max-restarts", str(restarts)]
+def launch_command(command: Sequence[str], restarts: int, devices: int, processes: int = 2) -> list[str]:
+    """`jaxnet launch local` of a command."""
+    places = ["--processes", str(processes), "--devices-per-process", str(devices), "--max-restarts", str(restarts)]
     return [sys.executable, "-m", "jaxnet", "launch", "local", *places, "--", *command]
 
 

@@ -101,27 +101,78 @@ def truncated(job: Round) -> list[Outcome]:
     return _damaged(job, lambda content: content[: job.draw.randrange(len(content))])
 
 
+def emptied(job: Round) -> list[Outcome]:
+    """The newest checkpoint is an empty directory, while no run is there."""
+    outcomes: list[Outcome] = []
+    _stopped(job, SAVE_EVERY + 5)
+    for _ in range(job.count):
+        newest = _newest(job)
+        shutil.rmtree(newest)
+        newest.mkdir()
+        outcomes.append(_met(job, "manifest.json", newest))
+    return _to_the_end(job, outcomes)
+
+
+def read_only(job: Round) -> list[Outcome]:
+    """The checkpoints lie on a read-only file system for a save, and can be written again."""
+    outcomes, place = [], str(job.folder / "disk/run/checkpoints")
+    with small_disk(job.folder / "disk") as (inside, seen):
+        shutil.rmtree(job.workdir, ignore_errors=True)
+        job.workdir.symlink_to(seen / "run")
+        command = launch_command(train_command(job.folder / "disk/run"), 0, 1)
+        with job.start([*inside, *command], FAULTS_PACE="0.2") as run:
+            for _ in range(job.count):
+                run.wait_for_step(time.monotonic(), job.draw.randint(1, SAVE_EVERY))
+                before, begun = _steps(job.workdir), time.monotonic()
+                _mount(inside, "mount", "--bind", place, place)
+                _mount(inside, "mount", "-o", "remount,bind,ro", place)
+                run.wait_for(r"^\[0\] warning: checkpoint step \d+ could not be written .*Read-only", begun)
+                kept = before <= _steps(job.workdir)
+                _mount(inside, "umount", place)
+                outcomes.append(Outcome(kept, 0, run.wait_for_step(begun).at - begun))
+            finished = run.finish() == 0 and job.finished()
+        same = job.same()
+        job.workdir.unlink()
+    return [outcome._replace(survived=outcome.survived and finished, same=same) for outcome in outcomes]
+
+
+def _mount(inside: list[str], *words: str) -> None:
+    """Now, or as soon as no file there is being written."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while (done := subprocess.run([*inside, *words], capture_output=True, text=True)).returncode:
+        if time.monotonic() > until:
+            raise Unmet(f"{' '.join(words)}: {done.stderr.strip()}")
+        time.sleep(0.01)
+
+
+def _newest(job: Round) -> Path:
+    return job.workdir / f"checkpoints/{max(_steps(job.workdir)):06d}"
+
+
+def _to_the_end(job: Round, outcomes: list[Outcome]) -> list[Outcome]:
+    with job.launch() as run:
+        finished = run.finish() == 0 and job.finished()
+    return [outcome._replace(survived=outcome.survived and finished, same=job.same()) for outcome in outcomes]
+
+
 def _damaged(job: Round, harm: Callable[[bytearray], bytearray]) -> list[Outcome]:
     """One kind of file after the other: stop, harm it, go on."""
     outcomes: list[Outcome] = []
     _stopped(job, SAVE_EVERY + 5)
     for number in range(job.first, job.first + job.count):
-        newest = job.workdir / f"checkpoints/{max(_steps(job.workdir)):06d}"
+        newest = _newest(job)
         files = kinds_of_files(newest)
         if len(files) != KINDS:
             raise Unmet(f"a checkpoint has {len(files)} kinds of files, not {KINDS}")
         victim = files[number]
         content = bytearray(victim.read_bytes())
         victim.write_bytes(harm(content))
-        outcomes.append(_met(job, victim, newest))
-    with job.launch() as run:
-        finished = run.finish() == 0 and job.finished()
-    return [outcome._replace(survived=outcome.survived and finished, same=job.same()) for outcome in outcomes]
+        outcomes.append(_met(job, victim.relative_to(newest).as_posix(), newest))
+    return _to_the_end(job, outcomes)
 
 
-def _met(job: Round, victim: Path, newest: Path) -> Outcome:
+def _met(job: Round, name: str, newest: Path) -> Outcome:
     """Start the run, which must name the file and go on from the checkpoint before."""
-    name = victim.relative_to(newest).as_posix()
     run = _stopped(job, 4)
     named = run.find(rf"^\[0\] warning: checkpoint step {int(newest.name)} is damaged: {re.escape(name)} ")
     resumed = int(run.wait_for(r"^\[0\] continuing .* from step (\d+)$")[1][1])
