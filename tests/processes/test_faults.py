@@ -86,7 +86,7 @@ def test_what_a_killed_save_has_left_is_not_taken_for_the_next(tmp_path):
     (tmp_path / "000030-a-1.saving").mkdir()
     later = threading.Timer(0.1, (tmp_path / "000040-b-1.saving").mkdir)
     later.start()
-    assert processes._next_save(tmp_path, run=None).name == "000040-b-1.saving"
+    assert processes.next_save(tmp_path, run=None).name == "000040-b-1.saving"
     later.join()
 
 
