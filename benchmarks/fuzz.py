@@ -1,11 +1,15 @@
-"""What users type, drawn at random: each case must train, or be refused by one line and status 2.
+"""What users type and what becomes of files, drawn at random: each case must train, or be refused by one line.
 
     python -m benchmarks.fuzz [--cases 1000] [--first 0] [--seconds S] [--workers 2] [--limit 300] [--train-every 1]
+    python -m benchmarks.fuzz --files [--cases 1000] [--first 0] [--seconds S] [--limit 300]
 
 A case is a config file, overrides and sometimes a second run in the same workdir, all from one number, the seed:
 `--first SEED --cases 1` runs a failure again and prints it whole. Afterwards no file may be half-written, and every
 checkpoint must be good. Every third seed runs on one device, the others on four. With `--train-every 10`, nine of ten
 cases end where their program would be compiled, which takes a tenth of the time.
+
+With `--files` a case is a file of a run, weights, an exported program or a picture that is harmed, and a command that
+reads it (`benchmarks/fuzzing/files.py`): status 0, 1 or 2 without a traceback, within 20 s, nothing written elsewhere.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.fuzzing.draw import all_kinds, draw_case
 
@@ -32,10 +37,11 @@ _FRESH_AFTER = 60  # cases, after which a process has compiled enough
 class Worker:
     """A process that runs cases on so many devices; ended and started again when one hangs or ends it."""
 
-    def __init__(self, devices: int, limit: float) -> None:
-        self._devices, self._limit = devices, limit
+    def __init__(self, devices: int, limit: float, module: str = "benchmarks.fuzzing.trial") -> None:
+        self._devices, self._limit, self._module = devices, limit, module
         self._process: subprocess.Popen[str] | None = None
         self._done = 0
+        self.said: dict[str, Any] = {}
 
     def verdict(self, seed: int, trains: bool = True) -> str:
         """What became of the case of `seed`; without `trains`, it ends where its program would be compiled."""
@@ -51,7 +57,7 @@ class Worker:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            command = [sys.executable, "-m", "benchmarks.fuzzing.trial", str(self._devices)]
+            command = [sys.executable, "-m", self._module, str(self._devices)]
             environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
             self._process = subprocess.Popen(
                 command,
@@ -78,7 +84,8 @@ class Worker:
             status = process.wait()
             self.close()
             return f"FAILED: the process ended with status {status}"
-        return str(json.loads(line)["verdict"])
+        self.said = json.loads(line)
+        return str(self.said["verdict"])
 
     def close(self) -> None:
         """End the process."""
@@ -116,6 +123,21 @@ def run(seeds: Sequence[int], workers: int, limit: float, until: float, train_ev
     return verdicts
 
 
+def run_files(seeds: Sequence[int], limit: float, until: float) -> dict[int, str]:
+    """The verdicts by seed on files that are harmed; each failure is printed."""
+    verdicts: dict[int, str] = {}
+    worker = Worker(1, limit, "benchmarks.fuzzing.files")
+    for seed in seeds:
+        if time.monotonic() > until:
+            break
+        worker.said = {}
+        verdicts[seed] = worker.verdict(seed)
+        if verdicts[seed].startswith("FAILED") or len(seeds) == 1:
+            print(json.dumps({"seed": seed, **worker.said, "verdict": verdicts[seed]}, indent=1), flush=True)
+    worker.close()
+    return verdicts
+
+
 def devices_of(seed: int) -> int:
     """On how many devices the case of `seed` runs."""
     return 1 if seed % 3 == 0 else 4
@@ -133,6 +155,7 @@ def show(seed: int, verdict: str) -> None:
 def main() -> int:
     """The command line; status 1 if any case failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", action="store_true", help="harm files, instead of drawing configs")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many")
@@ -141,9 +164,13 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a case counts as hanging")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.cases)
-    verdicts = run(seeds, args.workers, args.limit, time.monotonic() + args.seconds, args.train_every)
+    until = time.monotonic() + args.seconds
+    if args.files:
+        verdicts = run_files(seeds, args.limit, until)
+    else:
+        verdicts = run(seeds, args.workers, args.limit, until, args.train_every)
     counts = collections.Counter(verdict.split(":")[0] for verdict in verdicts.values())
-    if args.cases == 1:
+    if args.cases == 1 and not args.files:
         show(args.first, verdicts[args.first])
     print(json.dumps({"cases": len(verdicts), **counts}))
     return int(counts["FAILED"] > 0)

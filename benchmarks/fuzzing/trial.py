@@ -117,9 +117,13 @@ def _trace(config: Path, overrides: Sequence[str]) -> int:
 
 
 def _captured(run: Callable[[], int], folder: Path) -> str:
-    """Run with stdout and stderr, of C++ too, in files."""
+    return verdict(*outputs(run, folder), folder / "run")
+
+
+def outputs(run: Callable[[], int], folder: Path) -> tuple[int, str, str]:
+    """The status, stdout and stderr of `run`, also of its C++, by way of files in `folder`."""
     kept = [os.dup(1), os.dup(2)]
-    names = [folder / "out", folder / "err"]
+    names = [folder / "out.txt", folder / "err.txt"]
     for number, name in zip((1, 2), names, strict=True):
         file = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND, 0o600)
         os.dup2(file, number)
@@ -133,7 +137,7 @@ def _captured(run: Callable[[], int], folder: Path) -> str:
             os.dup2(copy, number)
             os.close(copy)
     out, err = (name.read_text(errors="replace") for name in names)
-    return verdict(status, out, err, folder / "run")
+    return status, out, err
 
 
 def main() -> NoReturn:
