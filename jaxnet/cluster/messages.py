@@ -29,8 +29,8 @@ class BadMessage(Exception):
     """What came, or did not come, is no message; the text says what it is."""
 
 
-class Unfinished(BadMessage):
-    """The connection, or the time for it, ended before a message did."""
+class Silence(BadMessage):
+    """The connection, or the time for it, ended before anything was said."""
 
 
 def send(to: socket.socket, message: dict[str, Any], until: float) -> None:
@@ -139,9 +139,10 @@ class Line:
         except TimeoutError:
             if time.monotonic() < self.until:
                 return None
-            raise Unfinished(self._broken_off("it said nothing", "in time")) from None
+            raise self._broken_off("it said nothing", "in time") from None
         except OSError as error:
-            raise Unfinished(f"the connection broke: {(error.strerror or str(error)).lower()}") from None
+            reason = f"the connection broke: {(error.strerror or str(error)).lower()}"
+            raise self._broken_off(reason, "before the connection broke") from None
         self._said += piece
         if b"\n" in piece:
             line, _, rest = self._said.partition(b"\n")
@@ -151,11 +152,13 @@ class Line:
         if len(self._said) > self.longest:
             raise BadMessage(f"it said more than {self.longest} bytes: {_quoted(self._said)}")
         if not piece:
-            raise Unfinished(self._broken_off("it hung up without a word", "before it hung up"))
+            raise self._broken_off("it hung up without a word", "before it hung up")
         return None
 
-    def _broken_off(self, nothing: str, when: str) -> str:
-        return f"it did not finish its line {when}: {_quoted(self._said)}" if self._said else nothing
+    def _broken_off(self, nothing: str, when: str) -> BadMessage:
+        if not self._said:
+            return Silence(nothing)
+        return BadMessage(f"it did not finish its line {when}: {_quoted(self._said)}")
 
 
 def _some(source: socket.socket, size: int, until: float) -> bytes:

@@ -22,7 +22,7 @@ from jaxnet.cluster.messages import (
     BadMessage,
     Caller,
     Door,
-    Unfinished,
+    Silence,
     has_hung_up,
     plain,
     read_field,
@@ -36,6 +36,7 @@ _RESOLVE_SECONDS = 30.0  # the name of a new host, such as a Kubernetes pod, may
 _SERVICE_SECONDS = 0.02
 _LONGEST_SERVICE_SECONDS = 30.0  # for JAX to listen where rank 0 has listened
 _LONGEST_ERROR = 8000  # characters
+_BACKLOG = 1024  # the ranks of a large job call at once
 
 
 def meet(
@@ -210,7 +211,7 @@ class _Guest:
                     own = plain(host.getsockname()[0])
                     there = self._ask(host)
             except BadMessage as error:
-                problem, stranger = str(error), not isinstance(error, Unfinished)
+                problem, stranger = str(error), not isinstance(error, Silence)
             except OSError as error:
                 problem, stranger = (error.strerror or str(error)).lower(), False
             else:
@@ -296,10 +297,12 @@ def _printable(text: str) -> str:
 def _listen(bind: Address) -> socket.socket:
     try:
         if bind.host in ("::", "0.0.0.0") and socket.has_dualstack_ipv6():
-            return socket.create_server(("::", bind.port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(
+                ("::", bind.port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
         host = "0.0.0.0" if bind.host == "::" else bind.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, bind.port), family=family)
+        return socket.create_server((host, bind.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise InputError(
             f"rank 0 on {socket.gethostname()} cannot listen on port {bind.port}:"

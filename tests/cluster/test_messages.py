@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.cluster import messages
-from jaxnet.cluster.messages import BadMessage, Door, Line, Unfinished, has_hung_up, parse_message, receive, send, take
+from jaxnet.cluster.messages import BadMessage, Door, Line, Silence, has_hung_up, parse_message, receive, send, take
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
@@ -77,8 +77,8 @@ def test_a_line_comes_in_pieces(ends):
 @pytest.mark.parametrize(
     ("said", "kind", "problem"),
     [
-        (b"", Unfinished, "it hung up without a word"),
-        (b'{"a"', Unfinished, "it did not finish its line before it hung up: b"),
+        (b"", Silence, "it hung up without a word"),
+        (b'{"a"', BadMessage, "it did not finish its line before it hung up: b"),
         (b"x" * 101, BadMessage, "it said more than 100 bytes: b"),
         (b"{}\n{}\n", BadMessage, "it said more than one line: b"),
     ],
@@ -99,7 +99,7 @@ def test_no_message(ends, monkeypatch, said, kind, problem):
 def test_nothing_is_waited_for_past_its_time(ends, read):
     left, right = ends
     left.sendall(b"half")
-    with pytest.raises((Unfinished, TimeoutError)):
+    with pytest.raises((BadMessage, TimeoutError)):
         read(right)
 
 
