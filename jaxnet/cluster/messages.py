@@ -1,4 +1,4 @@
-"""What ranks say to each other over sockets: one JSON object on one line, of bounded length, within a time limit.
+"""What ranks say to each other over sockets: one flat JSON object on one line, of bounded length, within a time limit.
 
 Whoever reaches a port can send anything at any pace, and whatever holds an address can answer anything. So all that is
 read from a socket is read here: nothing is waited for past its limit, and nothing is kept beyond its length.
@@ -81,7 +81,7 @@ def read_field(message: dict[str, Any], name: str, kind: type[T]) -> T:
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
-    """One JSON object in UTF-8, without what Python reads beyond JSON and without a name that occurs twice.
+    """One flat JSON object in UTF-8, without what Python reads beyond JSON and without a name that occurs twice.
 
     Raises:
         BadMessage: it is something else.
@@ -93,7 +93,7 @@ def parse_message(line: bytes) -> dict[str, Any]:
         message = json.loads(line.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
     except (ValueError, RecursionError):  # not UTF-8, not JSON, a number of 5,000 digits, [[[[...
         raise BadMessage(f"it said {_quoted(line)}") from None
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or any(isinstance(value, list | dict) for value in message.values()):
         raise BadMessage(f"it said {_quoted(line)}")
     return message
 

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.cluster import messages
-from jaxnet.cluster.messages import BadMessage, Door, Line, Silence, has_hung_up, parse_message, receive, send, take
+from jaxnet.cluster.messages import (
+    BadMessage,
+    Door,
+    Line,
+    Silence,
+    has_hung_up,
+    parse_message,
+    receive,
+    send,
+    take,
+)
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
@@ -52,6 +62,8 @@ NO_JSON = {
     "a name twice inside": b'{"b": {"a": 1, "a": 2}}',
     "nested lists": b"[" * 60000,
     "nested objects": b'{"a":' * 20000,
+    "a list inside": b'{"a": [1]}',
+    "an object inside": b'{"a": {}}',
     "no UTF-8": b"\xff",
     "empty": b"",
     "null": b"null",

@@ -242,7 +242,7 @@ ANSWERS = {
     "no names": (b"{}\n", "it said {}"),
     "null": (b'{"error": null}\n', "its 'error' is None"),
     "an error that is a number": (b'{"error": 5}\n', "its 'error' is 5"),
-    "an address that is a list": (b'{"address": ["127.0.0.1"]}\n', "its 'address' is "),
+    "an address that is a list": (b'{"address": ["127.0.0.1"]}\n', "it said b"),
     "an address that is none": (b'{"address": "node1; reboot"}\n', "it said that its address is 'node1; reboot'"),
     "a name twice": (b'{"address": "127.0.0.1", "address": "10.0.0.1"}\n', "it said b"),
 }
