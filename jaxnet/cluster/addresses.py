@@ -56,10 +56,22 @@ def is_loopback(host: str) -> bool:
 def resolves_to_loopback(host: str) -> bool:
     """Whether `host` resolves to a loopback address, as the own name of a stock Debian does (127.0.1.1)."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return any(is_loopback(address) for address in look_up(host))
     except OSError:
         return False
-    return any(is_loopback(str(entry[4][0])) for entry in found)
+
+
+def look_up(host: str) -> list[str]:
+    """The IP addresses of `host`; OSError if it has none, also if no host can have such a name.
+
+    >>> look_up("127.0.0.1")
+    ['127.0.0.1']
+    """
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError:  # an empty part, or one of more than 63 characters
+        raise socket.gaierror(socket.EAI_NONAME, "no name of a host") from None
+    return [str(entry[4][0]) for entry in entries]
 
 
 def check_interface(name: str, variable: str) -> None:
@@ -87,18 +99,14 @@ def listening_address(coordinator: Address, interface: str | None) -> Address:
     """
     if is_loopback(coordinator.host):
         return coordinator
-    own = [address for address in _addresses(coordinator.host) if is_own(address) and not is_loopback(address)]
+    try:
+        found = look_up(coordinator.host)
+    except OSError:
+        found = []  # a name that other hosts know and this one does not
+    own = [address for address in found if is_own(address) and not is_loopback(address)]
     if not own and interface is not None:
         own = [address for address in [interface_address(interface)] if address is not None]
     return Address(own[0] if len(set(own)) == 1 else "::", coordinator.port)
-
-
-def _addresses(host: str) -> list[str]:
-    try:
-        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []  # a name that other hosts know and this one does not
-    return [str(entry[4][0]) for entry in entries]
 
 
 def is_own(address: str) -> bool:

@@ -43,7 +43,26 @@ def all_gather_object(cluster: Cluster, value: Any, timeout_seconds: float = 300
     # Free the service's memory, but only once everyone has read.
     if coordination.wait_for_all(f"{folder}-read", timeout_seconds) and cluster.process_index == 0:
         coordination.forget(folder)
-    return [json.loads(given[str(index)]) for index in range(cluster.process_count)]
+    return [said_by(index, given) for index in range(cluster.process_count)]
+
+
+def said_by(rank: int, given: Mapping[str, str]) -> Any:
+    """What `rank` has published, of the JSON texts `given` by rank; InputError if it is no JSON.
+
+    >>> said_by(1, {"0": "[]", "1": "{}"})
+    {}
+    """
+    try:
+        return json.loads(given[str(rank)])
+    except (KeyError, ValueError, RecursionError):
+        raise InputError(_not_ours(rank, given.get(str(rank)))) from None
+
+
+def _not_ours(rank: int, said: Any) -> str:
+    return (
+        f"rank {rank} said {repr(said)[:60]}, which this version of jaxnet does not say: install the same everywhere,"
+        " and let no other program reach the coordinator's port"
+    )
 
 
 def _missing(count: int, given: Mapping[str, str], about: str, timeout_seconds: float) -> str:
@@ -60,6 +79,9 @@ def check_agreement(cluster: Cluster, fingerprint: Mapping[str, str], timeout_se
     >>> check_agreement(Cluster(), {"jax": "0.12.0"})
     """
     given = all_gather_object(cluster, dict(fingerprint), timeout_seconds, about="what it runs")
+    for rank, said in enumerate(given):
+        if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
+            raise InputError(_not_ours(rank, said))
     if difference := describe_difference(given):
         raise InputError(difference)
 

@@ -16,6 +16,7 @@ from jaxlib import _jax
 from jaxnet.cluster import coordination, mpi
 from jaxnet.cluster.addresses import check_interface, listening_address
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX, INTERFACE, Place, find_place, heartbeat_seconds
+from jaxnet.cluster.job_token import token_in
 from jaxnet.cluster.mpi import ControlChannel
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.cluster.tls import check_credentials, credentials_in, initialize_options
@@ -139,7 +140,8 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
 def _meet(place: Place, timeout_seconds: float) -> str | None:
     if place.coordinator is None or place.bind is None or place.process_index is None or place.process_count is None:
         return None  # only JAX's own detection knows where process 0 is
-    return meet(place.coordinator, place.bind, place.process_index, place.process_count, timeout_seconds)
+    token = token_in(os.environ)
+    return meet(place.coordinator, place.bind, place.process_index, place.process_count, timeout_seconds, token)
 
 
 def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxnet.cluster.messages import Door
 from jaxnet.operations.doctor import links
 from jaxnet.operations.doctor.finding import FAILED, OK, SKIPPED, ok
 from jaxnet.operations.doctor.links import Link, check_links
@@ -41,14 +42,55 @@ def test_two_ends_measure_one_connection(monkeypatch):
     assert here.round_trip > 0
 
 
-def test_a_stranger_is_sent_away():
-    nonce = b"0123456789abcdef"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = {"address": "127.0.0.1", "port": server.getsockname()[1]}
-        with links._call(address, b"fedcba9876543210"), links._call(address, nonce) as known:
-            peer = links._await(server, nonce)
-            with peer:
-                assert peer.getpeername() == known.getsockname()
+def hello(nonce="0123456789abcdef", rank=0):
+    return {"rank": rank, "nonce": nonce}
+
+
+@pytest.fixture
+def door():
+    with socket.create_server(("127.0.0.1", 0)) as server, Door(server, "rank 1") as door:
+        yield door
+
+
+@pytest.mark.parametrize("wrong", [hello("fedcba9876543210"), hello(rank=2), {}, {"nonce": None}])
+def test_a_stranger_is_sent_away(door, wrong):
+    called = {"address": "127.0.0.1", "port": door.server.getsockname()[1]}
+    # More who say nothing than could be waited for, one after the other.
+    silent = [socket.create_connection(door.server.getsockname()) for _ in range(20)]
+    with links._call(called, wrong) as stranger, links._call(called, hello()) as known:
+        with links._await(door, hello()) as peer:
+            assert peer.getpeername() == known.getsockname()
+        with pytest.raises(ConnectionResetError):
+            stranger.recv(1)
+    for each in silent:
+        each.close()
+
+
+def test_nobody_comes(door, monkeypatch):
+    monkeypatch.setattr(links, "_PAIR_SECONDS", 0.05)
+    with pytest.raises(TimeoutError):
+        links._await(door, hello())
+
+
+def test_a_peer_that_never_comes_to_an_end_is_given_up(door, monkeypatch):
+    monkeypatch.setattr(links, "_EXCHANGE_SECONDS", 0.3)
+    door.server.setblocking(True)
+    slow, over = socket.create_connection(door.server.getsockname()), threading.Event()
+
+    def ping():
+        for _ in range(100):
+            if over.wait(0.02):
+                return
+            slow.sendall(links._LENGTH.pack(1) + b"x")
+        slow.shutdown(socket.SHUT_WR)  # it ends after all, for a measurement without a limit
+
+    thread = threading.Thread(target=ping)
+    thread.start()
+    with slow, door.server.accept()[0] as peer:
+        with pytest.raises(TimeoutError):
+            links.measure(peer, False)
+        over.set()
+        thread.join()
 
 
 def mesh(count, rate=lambda sender, receiver: 900 * MBIT):

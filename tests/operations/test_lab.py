@@ -52,7 +52,7 @@ def test_every_rank_finds_its_place_and_none_of_the_machine_s_interfaces(monkeyp
     monkeypatch.setenv("JAXNET_NETWORK_INTERFACE", "ens5")
     lab = Lab(hosts=2, processes_per_host=2, devices_per_process=3)
     for index in range(4):
-        environ = rank_on_host(index, ["/bin/true"], lab, ["/a", "/b"], [[], []]).environment
+        environ = rank_on_host(index, ["/bin/true"], lab, ["/a", "/b"], [[], []], "t").environment
         place = find_place(environ)
         assert (place.process_index, place.process_count) == (index, 4)
         assert place.coordinator.host == network.host_address(0)
@@ -63,7 +63,7 @@ def test_every_rank_finds_its_place_and_none_of_the_machine_s_interfaces(monkeyp
 def test_neighbouring_ranks_share_a_host():
     lab = Lab(hosts=3, processes_per_host=2)
     paths, cores = ["/a", "/b", "/c"], [[0], [1], [2, 3]]
-    commands = [rank_on_host(index, ["/bin/true", "-x"], lab, paths, cores).command for index in range(6)]
+    commands = [rank_on_host(index, ["/bin/true", "-x"], lab, paths, cores, "t").command for index in range(6)]
     assert [command[4:] for command in commands] == [
         [name, path, listed, "/bin/true", "-x"]
         for name, path, listed in (("host0", "/a", "0"), ("host1", "/b", "1"), ("host2", "/c", "2,3"))

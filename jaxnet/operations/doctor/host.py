@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from jaxnet.cluster.addresses import Address, check_interface, interface_address, is_loopback, is_own
+from jaxnet.cluster.addresses import Address, check_interface, interface_address, is_loopback, is_own, look_up
 from jaxnet.cluster.environment import BIND, COORDINATOR, INTERFACE, Place
 from jaxnet.cluster.start import proxy_between
 from jaxnet.errors import InputError
@@ -106,8 +106,7 @@ def check_names(place: Place, environ: Mapping[str, str], timeout_seconds: float
 
 def addresses_of(host: str) -> list[str]:
     """The addresses of the name `host`, each once; OSError or `TimedOut` when there are none."""
-    entries = within(_LOOKUP_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
-    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    return list(dict.fromkeys(within(_LOOKUP_SECONDS, lambda: look_up(host))))
 
 
 def _own_name(name: str, place: Place) -> Finding:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
+from jaxnet.cluster.messages import Door, send, take
 from jaxnet.operations.doctor.finding import Finding, failed, ok, skipped
 from jaxnet.operations.doctor.waiting import Talk
 
@@ -20,7 +21,7 @@ from jaxnet.operations.doctor.waiting import Talk
 
 _PAIR_SECONDS = 6.0  # without an answer, after which a pair gives up
 _MOST_ROUNDS = 31  # of more than 32 hosts, each is measured with 31 others
-_NONCE = 16  # characters by which a host knows its partner
+_EXCHANGE_SECONDS = 20.0  # for all that a pair sends
 
 
 class Link(NamedTuple):
@@ -53,14 +54,14 @@ def measure_links(talk: Talk, host: str, address: str) -> tuple[list[Link], dict
 
     `address` is where other hosts reach this rank. Ranks with the same `host` and `address` share a host.
     """
-    with closing(_listen(address)) as server:
+    with closing(_listen(address)) as server, Door(server, f"rank {talk.rank}") as door:
         own = {"host": host, "address": address, "port": server.getsockname()[1], "nonce": secrets.token_hex(8)}
         there = talk.gather("ports", own)
         leaders = leaders_of([(entry["host"], entry["address"]) for entry in there])
         found: list[Link] = []
         for number, pairs in enumerate(rounds(leaders)[:_MOST_ROUNDS]):
             pair = next((pair for pair in pairs if talk.rank in pair), None)
-            link = None if pair is None else _link(talk.rank, pair, server, there)
+            link = None if pair is None else _link(talk.rank, pair, door, there)
             found += [Link(*given) for given in talk.gather(f"link round {number}", link) if given is not None]
     return found, {rank: there[rank]["host"] for rank in leaders}
 
@@ -79,15 +80,13 @@ def _listen(address: str) -> socket.socket:
     return socket.create_server((address, 0), family=family)
 
 
-def _link(rank: int, pair: tuple[int, int], server: socket.socket, there: Sequence[Mapping[str, str]]) -> Link:
+def _link(rank: int, pair: tuple[int, int], door: Door, there: Sequence[Mapping[str, str]]) -> Link:
     caller, called = pair
     other = called if rank == caller else caller
-    nonce = there[called]["nonce"].encode()
+    hello: dict[str, str | int] = {"rank": caller, "nonce": there[called]["nonce"]}
     try:
-        peer = _call(there[called], nonce) if rank == caller else _await(server, nonce)
-        with peer:
-            peer.settimeout(_PAIR_SECONDS)
-            sent = measure(peer, rank == caller)
+        with _call(there[called], hello) if rank == caller else _await(door, hello) as peer:
+            sent = measure(peer, rank == called)  # the one that was called begins, once it knows its caller
     except OSError as error:
         sent = Sent(0.0, 0.0)
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
@@ -95,25 +94,20 @@ def _link(rank: int, pair: tuple[int, int], server: socket.socket, there: Sequen
     return Link(rank, other, *sent, "")
 
 
-def _call(called: Mapping[str, str], nonce: bytes) -> socket.socket:
+def _call(called: Mapping[str, str], hello: Mapping[str, str | int]) -> socket.socket:
     peer = socket.create_connection((called["address"], int(called["port"])), timeout=_PAIR_SECONDS / 2)
-    peer.sendall(nonce)
+    send(peer, dict(hello), time.monotonic() + _PAIR_SECONDS / 2)
     return peer
 
 
-def _await(server: socket.socket, nonce: bytes) -> socket.socket:
-    """The next caller that knows `nonce`. Others, such as port scanners, are dropped."""
+def _await(door: Door, hello: Mapping[str, str | int]) -> socket.socket:
+    """The next caller that says `hello`. Others, such as port scanners, are dropped."""
     give_up = time.monotonic() + _PAIR_SECONDS
-    while True:
-        server.settimeout(max(give_up - time.monotonic(), 0.001))
-        peer = server.accept()[0]
-        try:
-            peer.settimeout(1.0)
-            if take(peer, _NONCE) == nonce:
-                return peer
-        except OSError:
-            pass
-        peer.close()
+    while caller := door.next(give_up):
+        if caller.message == hello:
+            return caller.peer
+        door.drop(caller, "it is not the rank to measure with")
+    raise TimeoutError
 
 
 # ---- One connection ------------------------------------------------------------------------------------
@@ -136,58 +130,53 @@ class Sent(NamedTuple):
 
 
 def measure(peer: socket.socket, first: bool) -> Sent:
-    """Measure with the other end, which calls this with the opposite `first`; OSError when it falls silent.
+    """Measure with the other end, which calls this with the opposite `first`; OSError when that takes too long.
 
     The ends send in turn, because both ways at once would compete for the CPU.
     """
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    until = time.monotonic() + _EXCHANGE_SECONDS
     if first:
-        found = _send(peer)
-        _receive(peer)
+        found = _send(peer, until)
+        _receive(peer, until)
     else:
-        _receive(peer)
-        found = _send(peer)
+        _receive(peer, until)
+        found = _send(peer, until)
     return found
 
 
-def _send(peer: socket.socket) -> Sent:
-    round_trip = min(_timed(peer, 1) for _ in range(_PINGS))
-    per_second = _PROBE / (_timed(peer, _PROBE) - round_trip / 2)
+def _send(peer: socket.socket, until: float) -> Sent:
+    round_trip = min(_timed(peer, 1, until) for _ in range(_PINGS))
+    per_second = _PROBE / (_timed(peer, _PROBE, until) - round_trip / 2)
     # The short transfer only sets the size of those that count: it may pass in one burst, or wait for TCP's window.
     size = max(_PROBE, min(_MOST, int(per_second * _TARGET_SECONDS)))
-    taken = min(_timed(peer, size) for _ in range(_WIRE_TRIES)) - round_trip / 2
+    taken = min(_timed(peer, size, until) for _ in range(_WIRE_TRIES)) - round_trip / 2
     peer.sendall(_LENGTH.pack(0))
     return Sent(round_trip, size * 8 / taken)
 
 
-def _timed(peer: socket.socket, size: int) -> float:
+def _timed(peer: socket.socket, size: int, until: float) -> float:
     payload = bytes(size)
     started = time.perf_counter()
+    peer.settimeout(max(_soon(until) - time.monotonic(), 0.001))
     peer.sendall(_LENGTH.pack(size))
     peer.sendall(payload)
-    take(peer, 1)
+    take(peer, 1, _soon(until))
     return time.perf_counter() - started
 
 
-def _receive(peer: socket.socket) -> None:
-    while size := _LENGTH.unpack(take(peer, _LENGTH.size))[0]:
+def _receive(peer: socket.socket, until: float) -> None:
+    while size := _LENGTH.unpack(take(peer, _LENGTH.size, _soon(until)))[0]:
         if size > _MOST:
             raise OSError("it is not a rank of this job")
         while size:
-            size -= len(take(peer, min(size, _CHUNK)))
+            size -= len(take(peer, min(size, _CHUNK), _soon(until)))
         peer.sendall(b"!")
 
 
-def take(peer: socket.socket, size: int) -> bytes:
-    """Read exactly `size` bytes."""
-    parts = []
-    while size:
-        part = peer.recv(size)
-        if not part:
-            raise OSError("it hung up")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _soon(until: float) -> float:
+    """When a piece is overdue."""
+    return min(until, time.monotonic() + _PAIR_SECONDS)
 
 
 # ---- Judging the links ---------------------------------------------------------------------------------

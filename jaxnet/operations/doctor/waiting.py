@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from jaxnet.cluster import coordination
+from jaxnet.cluster.agreement import said_by
 from jaxnet.cluster.environment import name_ranks
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class Talk:
             raise Unanswered(missing, step, self.timeout_seconds)
         if not complete:  # the last rank came just too late, when the others had given up
             raise Unanswered(range(self.count), step, self.timeout_seconds)
-        return [json.loads(given[str(rank)]) for rank in range(self.count)]
+        return [said_by(rank, given) for rank in range(self.count)]
 
     def tell(self, key: str, value: str) -> None:
         """Publish `value` for `await_told`; each key once."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from jaxnet.cluster.environment import COORDINATOR, INTERFACE
+from jaxnet.cluster.job_token import TOKEN, new_token
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.operations.lab import kernel, network
 from jaxnet.operations.launchers.job import find_command
@@ -77,20 +78,20 @@ def _run(command: Sequence[str], lab: Lab, cores: Sequence[Sequence[int]]) -> in
     with kernel_refusals():
         networks = network.build(lab.hosts, lab.rate)
         network.name_hosts(lab.hosts)
-    count = lab.hosts * lab.processes_per_host
-    return supervise([rank_on_host(index, command, lab, networks, cores) for index in range(count)])
+    count, token = lab.hosts * lab.processes_per_host, new_token()
+    return supervise([rank_on_host(index, command, lab, networks, cores, token) for index in range(count)])
 
 
 def rank_on_host(
-    index: int, command: Sequence[str], lab: Lab, networks: Sequence[str], cores: Sequence[Sequence[int]]
+    index: int, command: Sequence[str], lab: Lab, networks: Sequence[str], cores: Sequence[Sequence[int]], token: str
 ) -> Rank:
-    """Process `index` of `lab`. `networks` holds each host's namespace and `cores` its CPU cores."""
+    """Process `index` of `lab`, whose job has this token. `networks` holds each host's namespace, `cores` its cores."""
     host = index // lab.processes_per_host
     on_host = kernel.on_host(network.host_name(host), networks[host], ",".join(map(str, cores[host])), command)
     count = lab.hosts * lab.processes_per_host
     own = rank_environment(os.environ, index, count, _PORT, lab.devices_per_process)
     own.pop(INTERFACE, None)  # it names an interface of the machine, which no lab host has
-    return Rank(index, on_host, own | {COORDINATOR: f"{network.host_address(0)}:{_PORT}"})
+    return Rank(index, on_host, own | {COORDINATOR: f"{network.host_address(0)}:{_PORT}", TOKEN: token})
 
 
 # ---- Isolation ------------------------------------------------------------------------------------------

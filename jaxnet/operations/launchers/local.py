@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
+from jaxnet.cluster.job_token import TOKEN, new_token
 from jaxnet.command_line import Commands, positive
 from jaxnet.operations.launchers.job import (
     add_command,
@@ -45,7 +46,8 @@ def launch_local(
 
     def ranks(count: int) -> list[Rank]:
         port = _free_port()  # a new one for each attempt, so that leftovers of the last one cannot join
-        environs = [rank_environment(os.environ, index, count, port, devices_per_process) for index in range(count)]
+        shared = {**os.environ, TOKEN: new_token()}
+        environs = [rank_environment(shared, index, count, port, devices_per_process) for index in range(count)]
         return [Rank(index, whole, environ) for index, environ in enumerate(environs)]
 
     if max_restarts == 0:

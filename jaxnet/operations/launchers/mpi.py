@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.environment import COORDINATOR
+from jaxnet.cluster.job_token import TOKEN
 from jaxnet.command_line import Commands, positive
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.hosts import Host, parse_list, read_file
@@ -30,7 +31,7 @@ from jaxnet.operations.launchers.job import (
     show,
     whole_command,
 )
-from jaxnet.operations.launchers.script import define_task, exec_script, find_program, setup
+from jaxnet.operations.launchers.script import define_task, exec_script, find_program, new_secret, setup
 
 _STARTERS = {"openmpi": "mpirun", "mpich": "mpirun", "srun": "srun"}
 _PLACE = {  # the variables in which a starter gives a process its number, and how many there are
@@ -75,15 +76,14 @@ def mpi_script(job: MpiJob) -> str:
     run = '"${command[@]}"'
     if job.transport == "xla":
         first = job.hosts[0].name if job.hosts else "127.0.0.1"
-        parts.append(
-            f"export {COORDINATOR}={shlex.quote(str(Address(first, job.port)))}\n{define_task(*_PLACE[job.starter])}"
-        )
+        coordinator = f"export {COORDINATOR}={shlex.quote(str(Address(first, job.port)))}"
+        parts.append("\n".join([coordinator, new_secret(), define_task(*_PLACE[job.starter])]))
         run = f'/bin/sh -c "$task" sh {run}'
     return "\n\n".join([*parts, f"exec {shlex.join(_starter(job))} \\\n  {run}"]) + "\n"
 
 
 def _starter(job: MpiJob) -> list[str]:
-    sent = [*job.environment, *([COORDINATOR] if job.transport == "xla" else [])]
+    sent = [*job.environment, *([COORDINATOR, TOKEN] if job.transport == "xla" else [])]
     count = str(job.processes)
     if job.starter == "openmpi":
         hosts = ["--host", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)] if job.hosts else []

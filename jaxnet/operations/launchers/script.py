@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
+from jaxnet.cluster.job_token import TOKEN
 from jaxnet.errors import InputError
 
 UNSET = f"unset {COORDINATOR} {COUNT} {INDEX} {BIND}  # those of another job"
@@ -47,6 +48,15 @@ def _element(word: str) -> str:
     quoted = shlex.quote(word)
     # Bash needs no quotes around a comma, but a reader or shellcheck could take it for a separator.
     return f"'{word}'" if "," in word and quoted == word else quoted
+
+
+def new_secret() -> str:
+    """Lines that give the job a new token when the script runs; the script itself holds none."""
+    return (
+        "# A secret by which the processes of this start know each other.\n"
+        f"{TOKEN}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')\n"
+        f"export {TOKEN}"
+    )
 
 
 def define_task(index: str, count: str) -> str:

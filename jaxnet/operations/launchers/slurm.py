@@ -21,7 +21,7 @@ from jaxnet.operations.launchers.job import (
     show,
     whole_command,
 )
-from jaxnet.operations.launchers.script import define_task, feed, setup
+from jaxnet.operations.launchers.script import define_task, feed, new_secret, setup
 
 _ONE_JOB = "$SLURM_JOB_ID"
 # In one job of an array, SLURM_JOB_ID may be the number of the whole array.
@@ -109,7 +109,7 @@ def _coordinator() -> str:
 # Process 0 is on the first host. The port is outside the range from which Linux gives ports away.
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export JAX_COORDINATOR_ADDRESS="$first:$((61440 + SLURM_JOB_ID % 4096))"
-""" + define_task("SLURM_PROCID", "SLURM_NTASKS")
+""" + "\n".join([new_secret(), define_task("SLURM_PROCID", "SLURM_NTASKS")])
 
 
 def _step(job: SlurmJob) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
+from jaxnet.cluster.job_token import TOKEN, new_token
 from jaxnet.cluster.progress import PROGRESS
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.hosts import Host
@@ -24,6 +25,7 @@ RESTARTED_SILENCE_SECONDS = 15.0
 CONNECT_SECONDS = 20
 _BEAT_SECONDS = 5.0
 _SIGNS = 3  # unanswered signs of life before a link counts as lost
+SHOWN_TOKEN = "a secret, new in each start"
 _MOST_BYTES = 120_000  # Linux takes 128 KiB in one variable; the order travels in one
 
 
@@ -120,21 +122,22 @@ def ssh_command(
 def connections(job: SshJob, coordinator: Address, bind: Address | None, attempt: int | None = None) -> list[Rank]:
     """The processes that a launcher runs here: for each host, a connection that carries its order."""
     agent = json.dumps((HERE / "ssh_agent.py").read_text())
-    return [
-        _connection(job, index, agent, order) for index, order in enumerate(orders(job, coordinator, bind, attempt))
-    ]
+    given = orders(job, coordinator, bind, attempt, new_token())
+    return [_connection(job, index, agent, order) for index, order in enumerate(given)]
 
 
 def orders(
-    job: SshJob, coordinator: Address, bind: Address | None, attempt: int | None = None
+    job: SshJob, coordinator: Address, bind: Address | None, attempt: int | None = None, token: str = SHOWN_TOKEN
 ) -> list[dict[str, object]]:
-    """What the agent on each host is to do. Processes are numbered host by host.
+    """What the agent on each host is to do. Processes are numbered host by host, and share `token`.
 
     With the number of an `attempt`, agents also report how far their processes have come, in lines of output that
     begin with the order's `mark`. The mark is random, so no other line begins with it.
     """
     count = processes(job.hosts)
-    shared = {COORDINATOR: str(coordinator), COUNT: str(count)} | ({ATTEMPT: str(attempt)} if attempt else {})
+    shared = {COORDINATOR: str(coordinator), COUNT: str(count), TOKEN: token} | (
+        {ATTEMPT: str(attempt)} if attempt else {}
+    )
     result: list[dict[str, object]] = []
     first = 0
     for host in job.hosts:
