@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxnet.data import Inputs
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable
 from jaxnet.inference.predictor import Prediction
 
 # ---- Files ----------------------------------------------------------------------------------------------
@@ -59,6 +59,8 @@ def _below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
 
 # ---- Lines ----------------------------------------------------------------------------------------------
 
+_MOST_CHARACTERS = 200  # of the name of a class
+
 
 def as_json(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
     """Return a prediction as one JSON object: path, and the likeliest labels with probabilities; or path and error.
@@ -82,11 +84,14 @@ def as_text(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
     >>> as_text(Prediction(Path("a.png"), np.array([0.25, 0.75])), Inputs((8, 8, 1), 2, ("no", "yes")), top_k=2)
     'a.png: yes 75.00%, no 25.00%'
     """
-    path = os.fsencode(prediction.path).decode(errors="backslashreplace")
+    path = printable(os.fsencode(prediction.path).decode(errors="backslashreplace"))
     if prediction.probabilities is None:
-        return f"{path}: {prediction.error}"
+        return f"{path}: {printable(prediction.error)}"
     likeliest = _likeliest(prediction.probabilities, top_k)
-    return f"{path}: " + ", ".join(f"{inputs.name_of(i)} {prediction.probabilities[i]:.2%}" for i in likeliest)
+    names = [printable(inputs.name_of(label), _MOST_CHARACTERS) for label in likeliest]
+    return f"{path}: " + ", ".join(
+        f"{name} {prediction.probabilities[label]:.2%}" for name, label in zip(names, likeliest, strict=True)
+    )
 
 
 def _likeliest(probabilities: np.ndarray, count: int) -> list[int]:
