@@ -54,17 +54,24 @@ def open_regular(path: Path) -> BinaryIO:
 
     Raises OSError: `OddFile` where the path leads to something else, or can be the name of no file.
     """
-    try:
-        _require_regular(path, path.stat())  # before it is opened: a device may act on that
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as error:
-        raise OddFile(path, "no file can have this name") from error
+    regular(path)  # before it is opened: a device may act on that
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _require_regular(path, os.fstat(descriptor))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def regular(path: Path) -> os.stat_result:
+    """Return what the system says of a regular file, or of the one that a link leads to; OSError as `open_regular`."""
+    try:
+        found = path.stat()
+    except ValueError as error:  # it holds NUL, or half a character
+        raise OddFile(path, "no file can have this name") from error
+    _require_regular(path, found)
+    return found
 
 
 def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -174,6 +181,8 @@ def _value(name: str, kind: Any, value: Any) -> Any:
         return _value(name, kind, value)
     if origin is Sequence and isinstance(value, list):
         return tuple(_value(name, inside[0], item) for item in value)
+    if kind is Any:
+        return value
     if origin is dict and isinstance(value, dict):
         return {key: _value(f"{name}.{_shown(key)}", inside[1], item) for key, item in value.items()}
     if isinstance(kind, type) and issubclass(kind, tuple):

@@ -83,14 +83,14 @@ def unreadable(monkeypatch):
     """`unreadable(path, code)`: from now on the system refuses to read that file."""
 
     def refuse(wanted, code):
-        opened = Path.open
+        opened = os.open
 
         def open_(path, *args, **options):
             if path == wanted:
                 raise OSError(code, os.strerror(code), str(path))
             return opened(path, *args, **options)
 
-        monkeypatch.setattr(Path, "open", open_)
+        monkeypatch.setattr(os, "open", open_)
 
     return refuse
 
