@@ -11,13 +11,15 @@ the writing elsewhere, and nothing stays behind where it fails.
 import contextlib
 import json
 import os
+import re
 import secrets
 import stat
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from jaxnet.errors import printable
 
@@ -49,7 +51,7 @@ class OddFile(OSError):
 # ---- Read -----------------------------------------------------------------------------------------------
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, to read; never wait, as for the writer of a pipe.
 
     Raises OSError: `OddFile` where the path leads to something else, or can be the name of no file.
@@ -155,7 +157,7 @@ def record_of(kind: type[T], said: object) -> T:
 
     >>> Rank = typing.NamedTuple("Rank", [("rank", int), ("times", Sequence[float])])
     >>> record_of(Rank, {"rank": 3, "times": [0.5]})
-    Rank(rank=3, times=(0.5,))
+    Rank(rank=3, times=[0.5])
     >>> record_of(Rank, {"rank": True, "times": []})
     Traceback (most recent call last):
     ValueError: its rank is True, wanted a whole number
@@ -180,7 +182,7 @@ def _value(name: str, kind: Any, value: Any) -> Any:
         [kind] = [of for of in inside if of is not type(None)]
         return _value(name, kind, value)
     if origin is Sequence and isinstance(value, list):
-        return tuple(_value(name, inside[0], item) for item in value)
+        return [_value(name, inside[0], item) for item in value]
     if kind is Any:
         return value
     if origin is dict and isinstance(value, dict):
@@ -229,7 +231,7 @@ def replacing(path: Path, *, flush: bool = True) -> Iterator[Path]:
         OSError: it cannot be written; `OddFile` if something stands there that is no regular file.
     """
     before = require_replaceable(path)
-    fresh = path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{secrets.token_hex(6)}")
+    fresh = path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{secrets.token_hex(6)}.fresh")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(fresh, flags, 0o666)
     try:
@@ -264,6 +266,11 @@ def require_replaceable(path: Path) -> os.stat_result | None:
     if not stat.S_ISREG(found.st_mode):
         raise OddFile(path, f"it is {_kind(found)}, wanted a file or nothing there")
     return found
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of that name is what a kill has left of one that should have replaced another."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{12}\.fresh", name, re.DOTALL) is not None
 
 
 def _finish(fresh: Path, mode: int, *, flush: bool) -> None:

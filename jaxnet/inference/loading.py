@@ -58,7 +58,7 @@ def load(
         InputError: there is nothing to load, it is damaged, or it is of a kind that cannot be loaded.
     """
     path = Path(path)
-    if os.path.isfile(path) and path.suffix != ".safetensors":
+    if os.path.isfile(path) and path.suffix != ".safetensors":  # noqa: PTH113  # False where it cannot be seen
         if any((step is not None, best, model, config, dtype, member is not None)):
             raise InputError(f"{path} is a program: leave out step, best, model, config, dtype and member")
         return load_exported(path, batch)

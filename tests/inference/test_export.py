@@ -133,7 +133,7 @@ def test_where_nothing_can_be_written(network, tmp_path):
 
 
 def test_an_old_description_never_stands_beside_a_new_program(network, exported, monkeypatch):
-    monkeypatch.setattr("jaxnet.inference.export._write", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    monkeypatch.setattr("jaxnet.inference.export.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
     with pytest.raises(InputError, match="disk full"):
         export(network, exported, platforms=("cpu",))
     assert not description_path(exported).exists()
