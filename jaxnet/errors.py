@@ -124,7 +124,7 @@ def show_warnings() -> None:
     handler = _Spared()
     handler.setFormatter(_OneLine("warning: %(message)s"))
     logger = logging.getLogger("jaxnet")
-    logger.addHandler(handler)
+    logger.handlers[:] = [*(each for each in logger.handlers if not isinstance(each, _Spared)), handler]
     logger.propagate = False  # to the handler that importing Orbax installs, with another format
 
 

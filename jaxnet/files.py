@@ -163,7 +163,7 @@ def record_of(kind: type[T], said: object) -> T:
     ValueError: its rank is True, wanted a whole number
     """
     if not isinstance(said, dict):
-        raise ValueError(f"{_shown(said)} stands for an object")
+        raise ValueError(f"it has {_shown(said)}, wanted an object")
     fields = typing.get_type_hints(kind)
     defaults: Mapping[str, Any] = getattr(kind, "_field_defaults", {})
     if unknown := [name for name in said if name not in fields]:

@@ -237,16 +237,16 @@ class Lock:
     def _beats(self, path: Path) -> bool:
         """Return whether the file's time changes before it is `patience` seconds old by its file system's clock."""
         try:
-            seen = path.stat().st_mtime
+            seen = path.lstat().st_mtime
             left = self._patience - (self._now() - seen)
             if left > 0:
                 self._say(f"{self._directory} is locked by {Owner.read(path) or 'a run'}; waiting for a sign of life")
             end = time.monotonic() + left
             while time.monotonic() < end:
-                if path.stat().st_mtime != seen:
+                if path.lstat().st_mtime != seen:
                     return True
                 time.sleep(min(1.0, self._patience / 10))
-            return path.stat().st_mtime != seen
+            return path.lstat().st_mtime != seen
         except FileNotFoundError:
             return False  # it was released, or another run has taken over
 
@@ -267,7 +267,7 @@ def _number(name: str) -> int:
 def _can_be_locked(path: Path) -> bool | None:
     """Return whether nobody holds the file's `flock`; None where files cannot be locked."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:

@@ -21,7 +21,7 @@ from jaxnet.training.observer import Observer
 
 
 _log = logging.getLogger("jaxnet")
-_TAIL = 1 << 20  # bytes that are read at once to find the end of the last whole line
+TAIL = 1 << 20  # bytes that are read at once to find the end of the last whole line
 
 
 class AppendOnlyFile:
@@ -97,7 +97,7 @@ def cut_half_line(path: Path, say: Callable[[str], None] = _log.warning) -> None
         size = place = file.seek(0, os.SEEK_END)
         whole = 0
         while place and not whole:
-            start = file.seek(max(0, place - _TAIL))
+            start = file.seek(max(0, place - TAIL))
             end = file.read(place - start).rfind(b"\n") + 1
             whole, place = start + end if end else 0, start
         if whole < size:

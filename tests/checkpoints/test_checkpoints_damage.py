@@ -196,7 +196,7 @@ def test_what_is_no_directory_is_a_damaged_step(run, caplog, make, complaint):
     assert checkpoints.restore_latest(run.like).step == 200
     said = f"step 300 is damaged: manifest.json {complaint}; continuing from step 200; the damaged one is now "
     assert f"{said}{run.path}/damaged/000300-2" in caplog.text
-    assert sorted(os.listdir(run.path / "damaged")) == ["000300-1", "000300-2"]
+    assert sorted(path.name for path in (run.path / "damaged").iterdir()) == ["000300-1", "000300-2"]
     checkpoints.save(300, run.state(301), extra={})
     checkpoints.wait()
     assert_same_bits(run.open().restore_latest(run.like).state, run.value(301))

@@ -33,7 +33,7 @@ from support.odd_files import DEEP, ODD, endless, loop, pipe
 @pytest.mark.parametrize("read", [read_object, lambda path: list(read_lines(path))], ids=["whole", "by lines"])
 def test_what_is_no_file_of_bounded_size_is_an_error_of_the_system(make, read, tmp_path):
     make(tmp_path / "odd")
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match=r".") as caught:
         read(tmp_path / "odd")
     assert caught.value.strerror
     assert caught.value.errno == errno.ELOOP if make is loop else isinstance(caught.value, OddFile)
@@ -101,7 +101,7 @@ def test_a_record_is_made_of_what_it_was_written_as():
         ({"name": 3}, "its name is 3, wanted a text"),
         ({"on": 1}, "its on is 1, wanted true or false"),
         ({"parts": {}}, r"its parts is {}, wanted a list"),
-        ({"parts": [3]}, "3 stands for an object"),
+        ({"parts": [3]}, "it has 3, wanted an object"),
         ({"parts": [{}]}, "it has no number"),
         ({"parts": [{"number": 1.5}]}, "its number is 1.5, wanted a whole number"),
         ({"parts": [{"number": 2**63}]}, "its number is 9223372036854775808, wanted a whole number"),

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 DEEP = "[" * 100_000 + "]" * 100_000
 """More lists in each other than Python reads."""
@@ -26,7 +27,7 @@ def to_a_device(path):
 
 
 def a_socket(path):
-    here = os.getcwd()
+    here = Path.cwd()
     os.chdir(path.parent)  # the name of a socket is short
     try:
         with socket.socket(socket.AF_UNIX) as listening:
