@@ -76,6 +76,11 @@ def regular(path: Path) -> os.stat_result:
     return found
 
 
+def is_directory(path: Path) -> bool:
+    """Whether there is a directory, or a link to one; False, too, where this user cannot look."""
+    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises where a directory above may not be entered
+
+
 def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file of up to so many bytes; OSError as `open_regular`, and where it has more."""
     with open_regular(path) as stream:

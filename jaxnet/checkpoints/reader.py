@@ -16,6 +16,7 @@ from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import Replaceable, described, differences_text, filled, leaves_to_read, named_leaves
 from jaxnet.checkpoints.storage import read_arrays
 from jaxnet.errors import InputError
+from jaxnet.files import is_directory
 
 _log = logging.getLogger("jaxnet")
 
@@ -44,10 +45,10 @@ def steps_at(path: Path) -> tuple[Path, int | None]:
     >>> steps_at(Path("no/such/run"))
     (PosixPath('no/such/run'), None)
     """
-    if os.path.isdir(path / "checkpoints"):  # noqa: PTH112  # False where it cannot be seen: then listing it says why
+    if is_directory(path / "checkpoints"):
         return path / "checkpoints", None
     here = path.absolute()
-    if here.name.isdecimal() and os.path.isdir(here / "state"):  # noqa: PTH112
+    if here.name.isdecimal() and is_directory(here / "state"):
         return here.parent, int(here.name)
     return path, None
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError, printable
+from jaxnet.files import is_directory
 from jaxnet.inference.predictor import Prediction
 
 # ---- Files ----------------------------------------------------------------------------------------------
@@ -26,17 +27,10 @@ def image_files(words: Iterable[str], stdin: Iterable[str]) -> Iterator[Path]:
         if word == "-":
             lines = (line.removesuffix("\n") for line in stdin)
             yield from image_files((line for line in lines if line not in ("", "-")), ())
-        elif _is_directory(Path(word)):
+        elif is_directory(Path(word)):
             yield from _below(Path(word), set())
         else:
             yield Path(word)
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # an impossible file name
-        return False
 
 
 def _below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
@@ -51,7 +45,7 @@ def _below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
         return
     for name in names:
         path = directory / name
-        if _is_directory(path):
+        if is_directory(path):
             yield from _below(path, seen)
         elif path.suffix.lower() in _SUFFIXES:
             yield path

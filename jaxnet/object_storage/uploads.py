@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.errors import InputError, one_line
-from jaxnet.files import read_object, replace
+from jaxnet.files import is_unfinished, read_object, replace
 from jaxnet.object_storage.steps import STEPS, local_seal, retire, send_step, stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed
 
@@ -195,7 +195,7 @@ class Uploads:
 
 def names_below(directory: Path, folder: str) -> list[str]:
     """The files in a folder of a directory and in its folders, by their paths from the directory on."""
-    files = (path for path in (directory / folder).rglob("*") if path.is_file())
+    files = (path for path in (directory / folder).rglob("*") if path.is_file() and not is_unfinished(path.name))
     return sorted(path.relative_to(directory).as_posix() for path in files)
 
 
