@@ -61,7 +61,7 @@ CONTINUED = {
     "config.json is a directory": (
         lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
         (),
-        "config.json is damaged: [Errno 21] Is a directory",
+        "config.json cannot be read: it is a directory, wanted a file; move it away",
     ),
     "every checkpoint is damaged": (
         lambda run: next(run.glob("checkpoints/0*/manifest.json")).write_text("{"),
