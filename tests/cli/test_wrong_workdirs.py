@@ -57,7 +57,7 @@ CONTINUED = {
     ),
     "config.json is empty": (lambda run: (run / "config.json").write_bytes(b""), (), "config.json is damaged: "),
     "config.json is binary": (lambda run: (run / "config.json").write_bytes(b"\xff\0"), (), "config.json is damaged: "),
-    "config.json is a list": (lambda run: (run / "config.json").write_text("[1]"), (), "is damaged: it holds no keys"),
+    "config.json is a list": (lambda run: (run / "config.json").write_text("[1]"), (), "is damaged: it holds a list"),
     "config.json is a directory": (
         lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
         (),
