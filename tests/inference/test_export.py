@@ -149,7 +149,7 @@ def test_nothing_but_a_file_is_replaced(network, exported, place, make):
     assert {path: path.lstat() for path in exported.parent.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["net", "net.json", "net.weights.safetensors"])
+@pytest.mark.parametrize("name", ["net", "net.json"])
 def test_a_link_beside_the_program_leads_nowhere(network, tmp_path, name):
     """What was written first had a name that could be foreseen."""
     (tmp_path / "victim").write_text("precious")
