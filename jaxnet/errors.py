@@ -1,8 +1,14 @@
-"""The exception for mistakes of users, how a command ends on it, and output that must not fail."""
+"""The exception for mistakes of users, how a command ends on it, and output that must not fail.
 
+What is printed may hold the words of strangers: names in a file of weights, paths, what another host has said. So
+whatever a terminal could take for a command is shown as its number.
+"""
+
+import logging
 import os
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +17,38 @@ from typing import IO, Any, NoReturn, TextIO
 BAD_INPUT_STATUS = 2
 INTERRUPTED_STATUS = 130
 
+_MOST_CHARACTERS = 4000  # of an error or a warning
+_UNPRINTABLE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # Unicode's categories: controls, marks of direction, halves
+# of characters, ends of lines
+
 _dropping = threading.Lock()  # file descriptors belong to the whole process
+
+
+# ---- Text of strangers ----------------------------------------------------------------------------------
+
+
+def printable(text: object, most: int | None = None, *, keep: str = "") -> str:
+    """A text with its control characters as numbers, and cut off after `most` characters.
+
+    Control characters are those that a terminal obeys or that change the order of others: escapes, ends of lines, marks
+    of direction, lone surrogates. Those in `keep` stay.
+
+    >>> print(printable("a\\x1b[31m\\nb"), printable("x" * 100, 10))
+    a\\x1b[31m\\nb xxxxxxxxxx... (100 characters)
+    """
+    whole = str(text)
+    shown = whole if most is None or len(whole) <= most else f"{whole[:most]}... ({len(whole):,} characters)"
+    if shown.isprintable():
+        return shown
+    return "".join(
+        letter.encode("unicode_escape").decode()
+        if unicodedata.category(letter) in _UNPRINTABLE and letter not in keep
+        else letter
+        for letter in shown
+    )
+
+
+# ---- Mistakes of users ----------------------------------------------------------------------------------
 
 
 class InputError(Exception):
@@ -19,7 +56,12 @@ class InputError(Exception):
 
     The message is complete: it names what is wrong, what was got, what was wanted, and how to fix it. `train.py` and
     the `jaxnet` command print it as one `error: ...` line, without a traceback, and exit with status 2.
+
+    As text it is one line, and `printable`.
     """
+
+    def __str__(self) -> str:
+        return printable(" ".join(super().__str__().split("\n")))  # a quoted value may span several lines
 
 
 def one_line(error: object) -> str:
@@ -34,9 +76,10 @@ def one_line(error: object) -> str:
 def say(line: str, stream: TextIO | None = None) -> None:
     """Print a line on `stream`, by default stderr, in one write, because mpirun mixes pieces of several processes.
 
-    The system cannot make it fail, see `spared`.
+    Text of several lines stays that; what else is not `printable` is shown as numbers. The system cannot make it fail,
+    see `spared`.
     """
-    stream = stream or sys.stderr
+    stream, line = stream or sys.stderr, printable(line, keep="\n\t")
     with spared(stream):
         try:
             stream.write(f"{line}\n")
@@ -73,6 +116,37 @@ def drop(stream: IO[Any], error: OSError) -> None:
             os.close(before)
 
 
+# ---- Warnings -------------------------------------------------------------------------------------------
+
+
+def show_warnings() -> None:
+    """Warnings of jaxnet become one line of stderr each, `warning: ...`, as errors are."""
+    handler = _Spared()
+    handler.setFormatter(_OneLine("warning: %(message)s"))
+    logger = logging.getLogger("jaxnet")
+    logger.handlers[:] = [*(each for each in logger.handlers if not isinstance(each, _Spared)), handler]
+    logger.propagate = False  # to the handler that importing Orbax installs, with another format
+
+
+class _OneLine(logging.Formatter):
+    """The message on one `printable` line; a traceback below it stays as it is."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record), _MOST_CHARACTERS)
+
+
+class _Spared(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if isinstance(error, OSError):
+            drop(self.stream, error)
+        else:
+            super().handleError(record)
+
+
+# ---- The end of a command -------------------------------------------------------------------------------
+
+
 def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
     """Run `main` and end the process with the status that it returns, without a traceback for a user's mistake.
 
@@ -83,8 +157,7 @@ def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys
     try:
         status = main()
     except InputError as error:
-        line = " ".join(str(error).split("\n"))  # a quoted value may span several lines
-        say(f"error: {line}")
+        say(f"error: {printable(error, _MOST_CHARACTERS)}")
         status = BAD_INPUT_STATUS
     except KeyboardInterrupt:
         status = INTERRUPTED_STATUS

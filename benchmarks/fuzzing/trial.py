@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _MOST_BYTES = 12 * 2**30  # of memory: a case that wants more is refused by the system, not by what kills processes
-_SCRATCH = (".tmp", ".partial")
+_SCRATCH = (".fresh", ".partial")
 
 
 def verdict(status: int, out: str, err: str, workdir: Path) -> str:

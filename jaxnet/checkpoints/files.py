@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import manifest
-from jaxnet.checkpoints.manifest import DamagedCheckpoint, flush_directory
+from jaxnet.checkpoints.manifest import DamagedCheckpoint, Manifest, flush_directory
 from jaxnet.errors import InputError
+from jaxnet.files import record_of
 
 _SAVING = ".saving"
 _DELETING = ".deleting"
@@ -74,9 +75,21 @@ class CheckpointFiles:
         return self.root / f"{step:06d}-{attempt}{_SAVING}"
 
     def steps(self) -> list[int]:
-        """Return the published steps in ascending order."""
-        with os.scandir(self.root) as entries:  # reads only names and types, so an unreadable step is listed too
-            names = [entry.name for entry in entries if entry.is_dir()]
+        """Return the published steps in ascending order; InputError if they cannot be listed."""
+        try:
+            return self.listed()
+        except OSError as error:
+            raise InputError(
+                f"the checkpoints in {self.root} cannot be listed: {error.strerror}; make that a directory that this "
+                "user can read"
+            ) from error
+
+    def listed(self) -> list[int]:
+        """Return the published steps, as `steps` does; OSError if they cannot be listed.
+
+        By their names alone: what cannot be read, or is no directory, is a step that is damaged.
+        """
+        names = os.listdir(self.root)  # noqa: PTH208  # iterdir may fail only after the first names
         return sorted(int(name) for name in names if name.isdecimal() and name == self.path(int(name)).name)
 
     def sweep(self) -> None:
@@ -141,11 +154,9 @@ class CheckpointFiles:
         if step not in self.steps():
             return Survey(None, {}, [])
         try:
-            about = manifest.check(self.path(step)).about
+            about = _of_step(step, manifest.check(self.path(step)))
         except DamagedCheckpoint as damage:
             return Survey(None, {}, [(step, str(damage))])
-        if about["step"] != step:
-            return Survey(None, {}, [(step, f"{manifest.NAME} is that of step {about['step']}")])
         return Survey(step, about, [])
 
     def best_step(self, best: Best) -> int | None:
@@ -157,7 +168,7 @@ class CheckpointFiles:
         shelf = self.root / _DAMAGED
         shelf.mkdir(exist_ok=True)
         places = (shelf / f"{step:06d}-{number}" for number in itertools.count(1))
-        place = next(place for place in places if not place.exists())
+        place = next(place for place in places if not os.path.lexists(place))
         with contextlib.suppress(FileNotFoundError):  # another process that reads the same run was faster
             self.path(step).rename(place)
         return place
@@ -165,10 +176,30 @@ class CheckpointFiles:
     def _complete(self) -> dict[int, Mapping[str, Any]]:
         """Return what the manifest says of each step whose files all have their full length."""
         found: dict[int, Mapping[str, Any]] = {}
-        for step in self.steps():
+        for step in self.listed():
             with contextlib.suppress(DamagedCheckpoint, InputError):
-                found[step] = manifest.skim(self.path(step)).about
+                found[step] = _of_step(step, manifest.skim(self.path(step)))
         return found
+
+
+class _About(NamedTuple):
+    """What a manifest says of a step."""
+
+    step: int
+    extra: dict[str, Any]
+    metrics: dict[str, float]
+    leaves: dict[str, str]
+
+
+def _of_step(step: int, found: Manifest) -> dict[str, Any]:
+    """Return what a manifest says, if it is that of a step of ours, and of this one; else DamagedCheckpoint."""
+    try:
+        about = record_of(_About, {name: found.about[name] for name in _About._fields if name in found.about})
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{manifest.NAME} is no run's: {error}") from error
+    if about.step != step:
+        raise DamagedCheckpoint(f"{manifest.NAME} is that of step {about.step}")
+    return found.about
 
 
 def _best_steps(complete: Mapping[int, Mapping[str, Any]], best: Best) -> set[int]:

@@ -27,6 +27,7 @@ import json
 import logging
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable
+from jaxnet.files import read_object, record_of
 
 # ---- The owner ------------------------------------------------------------------------------------------
 
@@ -82,10 +84,9 @@ class Owner(NamedTuple):
     def read(cls, path: Path) -> "Owner | None":
         """Return the owner that a file names; None while the file is absent or incomplete."""
         try:
-            owner = cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
+            return record_of(cls, read_object(path))
+        except (OSError, ValueError):
             return None
-        return owner if isinstance(owner.pid, int) else None
 
     def runs(self) -> bool | None:
         """Return whether that process runs; None if it is on another host or in another container."""
@@ -94,7 +95,8 @@ class Owner(NamedTuple):
         return started(self.pid) == self.started != ""
 
     def __str__(self) -> str:
-        return f"process {self.pid} of user {self.user} on host {self.host} since {self.since}"
+        user, host, since = (printable(text, _MOST_CHARACTERS) for text in (self.user, self.host, self.since))
+        return f"process {self.pid} of user {user} on host {host} since {since}"
 
 
 def started(pid: int) -> str:
@@ -122,6 +124,7 @@ def _text(read: Callable[[], str]) -> str:
 BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
 _HELD, _FREE = ".json", ".free"
+_MOST_CHARACTERS = 100  # of each word about an owner in a message
 
 _log = logging.getLogger("jaxnet")
 
@@ -234,26 +237,23 @@ class Lock:
     def _beats(self, path: Path) -> bool:
         """Return whether the file's time changes before it is `patience` seconds old by its file system's clock."""
         try:
-            seen = path.stat().st_mtime
+            seen = path.lstat().st_mtime
             left = self._patience - (self._now() - seen)
             if left > 0:
                 self._say(f"{self._directory} is locked by {Owner.read(path) or 'a run'}; waiting for a sign of life")
             end = time.monotonic() + left
             while time.monotonic() < end:
-                if path.stat().st_mtime != seen:
+                if path.lstat().st_mtime != seen:
                     return True
                 time.sleep(min(1.0, self._patience / 10))
-            return path.stat().st_mtime != seen
+            return path.lstat().st_mtime != seen
         except FileNotFoundError:
             return False  # it was released, or another run has taken over
 
     def _now(self) -> float:
         """Return the time by the file system's clock, which may differ from this host's."""
-        clock = self._place / f".clock-{os.uname().nodename}-{os.getpid()}"
-        clock.write_text("")
-        now = clock.stat().st_mtime
-        clock.unlink()
-        return now
+        with tempfile.NamedTemporaryFile(dir=self._place, prefix=".clock-") as clock:
+            return os.fstat(clock.fileno()).st_mtime
 
     def _path(self, number: int, kind: str) -> Path:
         return self._place / f"{number:06d}{kind}"
@@ -267,7 +267,7 @@ def _number(name: str) -> int:
 def _can_be_locked(path: Path) -> bool | None:
     """Return whether nobody holds the file's `flock`; None where files cannot be locked."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:

@@ -10,13 +10,16 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable
+from jaxnet.files import OddFile, open_regular, parse_object, read_bounded, record_of, regular
 
 NAME = "manifest.json"
 _LOST_FILE = (errno.EIO, errno.ESTALE)  # a failing disk, a file server: the content will not come back
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENAMETOOLONG)  # something stands there that is no file
+_MOST_CHARACTERS = 100  # of a file's name in a message
 
 
 class File(NamedTuple):
@@ -78,7 +81,7 @@ def _render(manifest: Manifest) -> str:
 
 
 def _digest(path: Path, *, flush: bool = False) -> File:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         if flush:
             os.fsync(stream.fileno())
@@ -108,7 +111,7 @@ def skim(directory: Path) -> Manifest:
 def _require(directory: Path, fault: Callable[[Path, File], str]) -> Manifest:
     manifest = _read(directory)
     found = ((name, _fault(directory / name, file, fault)) for name, file in manifest.files.items())
-    faults = [f"{name} {what}" for name, what in found if what]
+    faults = [f"{_shown(name)} {what}" for name, what in found if what]
     if faults:
         raise DamagedCheckpoint(
             "; ".join(faults[:3]) + (f"; and {len(faults) - 3} files more" if len(faults) > 3 else "")
@@ -119,20 +122,39 @@ def _require(directory: Path, fault: Callable[[Path, File], str]) -> Manifest:
 def _read(directory: Path) -> Manifest:
     path = directory / NAME
     try:
-        raw = path.read_bytes()
+        raw = read_bounded(path)
     except OSError as error:
         raise DamagedCheckpoint(f"{NAME} {_unreadable(path, error)}") from error
     # The seal is checked by rendering again what was read: only the exact bytes that `write` wrote are intact.
     try:
-        content = json.loads(raw)
-        files = {name: File(**entry) for name, entry in content["files"].items()}
-        manifest = Manifest(content["about"], files)
+        content = record_of(_Content, parse_object(raw))
+        manifest = Manifest(content.about, content.files)
         intact = _render(manifest).encode() == raw
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except ValueError:
         intact = False
     if not intact:
         raise DamagedCheckpoint(f"{NAME} is not as it was written")
+    if outside := [name for name in manifest.files if not _is_inside(name)]:
+        raise DamagedCheckpoint(f"{NAME} names {_shown(outside[0])}, which is no file of a checkpoint")
     return manifest
+
+
+class _Content(NamedTuple):
+    """A manifest as it is written."""
+
+    about: dict[str, Any]
+    files: dict[str, File]
+    sha256: str
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is such as `write` gives to a file: a path from the checkpoint on, which leads nowhere else."""
+    path = PurePosixPath(name)
+    return name == path.as_posix() and not path.is_absolute() and ".." not in path.parts and name != "."
+
+
+def _shown(name: str) -> str:
+    return printable(name, _MOST_CHARACTERS)
 
 
 def _fault(path: Path, file: File, fault: Callable[[Path, File], str]) -> str:
@@ -146,7 +168,7 @@ def _unreadable(path: Path, error: OSError) -> str:
     """Return the fault of a file that cannot be read; InputError if the reason says nothing about the file."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "is missing"
-    if error.errno in _LOST_FILE:
+    if isinstance(error, OddFile) or error.errno in _LOST_FILE + _NO_FILE:
         return f"cannot be read: {error.strerror}"
     raise InputError(
         f"{path} cannot be read: {error.strerror}; make it readable, or move the checkpoint away"
@@ -154,7 +176,7 @@ def _unreadable(path: Path, error: OSError) -> str:
 
 
 def _size_fault(path: Path, file: File) -> str:
-    size = path.stat().st_size
+    size = regular(path).st_size
     return "" if size == file.bytes else f"has {size} bytes, {file.bytes} were written"
 
 

@@ -5,6 +5,7 @@ the user of a trained model. `read_state` is the restore of `Checkpointer`.
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import Replaceable, described, differences_text, filled, leaves_to_read, named_leaves
 from jaxnet.checkpoints.storage import read_arrays
 from jaxnet.errors import InputError
+from jaxnet.files import is_directory
 
 _log = logging.getLogger("jaxnet")
 
@@ -43,10 +45,10 @@ def steps_at(path: Path) -> tuple[Path, int | None]:
     >>> steps_at(Path("no/such/run"))
     (PosixPath('no/such/run'), None)
     """
-    if (path / "checkpoints").is_dir():
+    if is_directory(path / "checkpoints"):
         return path / "checkpoints", None
     here = path.absolute()
-    if here.name.isdecimal() and (here / "state").is_dir():
+    if here.name.isdecimal() and is_directory(here / "state"):
         return here.parent, int(here.name)
     return path, None
 
@@ -58,7 +60,7 @@ def find_checkpoint(root: Path, step: int | None = None, best: Best | None = Non
     step is intact, and when the one that was asked for is damaged or absent.
     """
     files = CheckpointFiles(root)
-    steps = files.steps() if root.is_dir() else []
+    steps = files.steps() if os.path.lexists(root) else []
     if not steps:
         raise InputError(f"there is no checkpoint in {root}: wanted the workdir of a run, or its checkpoints")
     if best is not None:

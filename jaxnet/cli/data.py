@@ -4,6 +4,7 @@ import argparse
 import json
 
 from jaxnet.command_line import Commands, given_path, positive
+from jaxnet.errors import printable
 
 _DATA_DESCRIPTION = "Prepare data sets for training, and verify them."
 
@@ -86,4 +87,4 @@ def _list(title: str, images: dict[str, str]) -> None:
     if images:
         print(f"{title}:")
     for name, what in images.items():
-        print(f"  {name}: {what}")
+        print(printable(f"  {name}: {what}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxnet.command_line import Commands, given_path, positive
-from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.errors import InputError, exit_cleanly, printable
 
 if TYPE_CHECKING:
     from jaxnet.config.run import Config
@@ -78,7 +78,8 @@ def run_doctor(args: argparse.Namespace) -> int:
 
     diagnosis = examine(_examination(args))
     if diagnosis.speaks:
-        print((diagnosis_json if args.json else diagnosis_text)(diagnosis), flush=True)
+        text = (diagnosis_json if args.json else diagnosis_text)(diagnosis)
+        print(printable(text, keep="\n"), flush=True)
     status = 0 if diagnosis.healthy else 1
     if any_left():  # a thread that hangs would keep the process alive
         sys.stderr.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.command_line import Commands, given_path, positive
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable
 
 if TYPE_CHECKING:
     from jaxnet.models import Entry
@@ -210,14 +210,14 @@ def run_import(args: argparse.Namespace) -> int:
     tensors = read_tensors(args.file, args.source)
     target = target_of(lambda classes: entry.build(num_classes=classes), classes, entry.image)
     variables, report = convert(tensors, target, new_head=args.new_head)
-    print(f"{args.model} from {args.file}")
-    print("\n".join(report.lines()))
+    print(printable(f"{args.model} from {args.file}"))
+    print(printable("\n".join(report.lines()), keep="\n"))
     if not variables or (report.unmatched and not args.allow_unmatched):
         raise InputError(_refusal(args.file, args.model, report))
     left_out = [name for name in target.shapes if name not in variables]
     about = WeightsMetadata(args.model, classes, args.source, args.file.name, file_digest(args.file), left_out, *pixels)
     write_variables(args.out, variables, about)
-    print(f"wrote {args.out}: {sum(array.size for array in variables.values()):,} numbers")
+    print(f"wrote {printable(args.out)}: {sum(array.size for array in variables.values()):,} numbers")
     if note := _note(args):
         print(f"note: {note}")
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.command_line import Commands, Parser, given_path, positive
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable, show_warnings
 
 if TYPE_CHECKING:
     from jaxnet.data import Inputs
@@ -101,7 +101,6 @@ def run_predict(args: argparse.Namespace) -> int:
     from jaxnet.data import Inputs
     from jaxnet.data.photos.decoding import quiet_pillow
     from jaxnet.inference import load
-    from jaxnet.training.display import show_warnings
 
     show_warnings()
     quiet_pillow()
@@ -120,7 +119,8 @@ def _continue(predictor: "Predictor", args: argparse.Namespace) -> int:
     for text in args.images:
         made = continued(predictor, os.fsencode(text), args.count, temperature=args.temperature, seed=args.seed)
         shown = made.decode(errors="replace")
-        print(json.dumps({"text": text, "continued": shown}) if args.json else text + shown, flush=True)
+        plain = printable(text + shown, keep="\n\t")
+        print(json.dumps({"text": text, "continued": shown}) if args.json else plain, flush=True)
     return 0
 
 
@@ -216,7 +216,6 @@ def run_export(args: argparse.Namespace) -> int:
     """Load, export, and print the names of the files written."""
     from jaxnet.inference.export import export
     from jaxnet.inference.loading import load_network
-    from jaxnet.training.display import show_warnings
 
     show_warnings()
     choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}

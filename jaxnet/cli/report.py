@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 from jaxnet.command_line import Commands, given_path
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable, show_warnings
+from jaxnet.files import read_object
 from jaxnet.object_storage.store import remote_url
 
 _REPORT_DESCRIPTION = """\
@@ -35,6 +36,7 @@ def run_report(args: argparse.Namespace) -> int:
     """Read the ledger, add up, print."""
     from jaxnet.report.goodput import goodput, goodput_json, goodput_text, read_ledger
 
+    show_warnings()
     path = args.workdir / "ledger.jsonl"
     if remote_url(args.workdir):
         from jaxnet.object_storage.reading import fetched_files  # takes a while to import
@@ -44,7 +46,7 @@ def run_report(args: argparse.Namespace) -> int:
         found = goodput(read_ledger(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; wanted the workdir of a run") from error
-    print(json.dumps(goodput_json(found), indent=2) if args.json else goodput_text(found))
+    print(json.dumps(goodput_json(found), indent=2) if args.json else printable(goodput_text(found), keep="\n"))
     return 0
 
 
@@ -91,7 +93,7 @@ def run_timeline(args: argparse.Namespace) -> int:
     made = timeline(read_traces(args.trace), args.step, _mesh(args.trace))
     if args.png:
         write_png(made, args.png)
-    print(json.dumps(timeline_json(made), indent=2) if args.json else timeline_text(made))
+    print(json.dumps(timeline_json(made), indent=2) if args.json else printable(timeline_text(made), keep="\n"))
     return 0
 
 
@@ -99,9 +101,12 @@ def _mesh(workdir: Path) -> dict[str, int]:
     """The shape of the mesh, if this is the workdir of a finished run; else nothing."""
     summary = workdir / "summary.json"
     try:
-        return dict(json.loads(summary.read_text())["mesh"]) if summary.is_file() else {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{summary} is not the summary of a run: {error!r}") from error
+        mesh = read_object(summary).get("mesh") if summary.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{summary} is not the summary of a run: {error}") from error
+    if not isinstance(mesh, dict) or not all(isinstance(size, int) for size in mesh.values()):
+        raise InputError(f"{summary} is not the summary of a run: it does not say how large the mesh is")
+    return mesh
 
 
 def _step(text: str) -> int:

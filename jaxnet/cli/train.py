@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxnet.command_line import Commands, Parser, given_path
-from jaxnet.errors import InputError, exit_cleanly, say
+from jaxnet.errors import InputError, exit_cleanly, say, show_warnings
 
 _DESCRIPTION = "Train a model as a config says; run again with the same workdir, it continues."
 
@@ -63,7 +63,6 @@ def run_train(args: argparse.Namespace) -> int:
     from jaxnet.cluster.progress import noted
     from jaxnet.cluster.start import start
     from jaxnet.config.file import load_config
-    from jaxnet.training.display import show_warnings
     from jaxnet.training.ledger import Ledger, process_start
     from jaxnet.training.records import as_json
     from jaxnet.training.trainer import train

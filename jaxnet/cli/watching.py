@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from jaxnet.data.prepare import PrepareListener
+from jaxnet.errors import printable
 
 _EVERY_SECONDS = 30.0
 
@@ -58,7 +59,7 @@ class Watching(PrepareListener):
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        self._console.print(line, markup=False)
+        self._console.print(printable(line), markup=False)
 
     def _rate(self) -> float:
         return (self._done - self._first) / max(time.monotonic() - self._started, 1e-9)

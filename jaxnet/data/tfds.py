@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from jaxnet.data.arrays import Arrays, ItemRows
+from jaxnet.data.png import require_all_rows
 from jaxnet.data.source import PILLOW_MODES, ArraySource, Source, require_labels, to_mode
 from jaxnet.errors import InputError, one_line
 
@@ -301,7 +303,7 @@ class RecordSource:
         """Read and decode these examples; InputError if that fails."""
         try:
             return self._read(indices)
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError, zlib.error) as error:
             reason = one_line(error)
             raise InputError(
                 f"{self.origin} is damaged: {reason}. Remove its directory and prepare it again"
@@ -320,6 +322,7 @@ class RecordSource:
         if isinstance(value, np.ndarray):
             return value
         with Image.open(io.BytesIO(value)) as picture:
+            require_all_rows(picture, value)
             return np.asarray(to_mode(picture, PILLOW_MODES[self.image_shape[-1]])).reshape(self.image_shape)
 
 

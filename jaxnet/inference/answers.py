@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxnet.data import Inputs
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable
+from jaxnet.files import is_directory
 from jaxnet.inference.predictor import Prediction
 
 # ---- Files ----------------------------------------------------------------------------------------------
@@ -26,17 +27,10 @@ def image_files(words: Iterable[str], stdin: Iterable[str]) -> Iterator[Path]:
         if word == "-":
             lines = (line.removesuffix("\n") for line in stdin)
             yield from image_files((line for line in lines if line not in ("", "-")), ())
-        elif _is_directory(Path(word)):
+        elif is_directory(Path(word)):
             yield from _below(Path(word), set())
         else:
             yield Path(word)
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # an impossible file name
-        return False
 
 
 def _below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
@@ -51,13 +45,15 @@ def _below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
         return
     for name in names:
         path = directory / name
-        if _is_directory(path):
+        if is_directory(path):
             yield from _below(path, seen)
         elif path.suffix.lower() in _SUFFIXES:
             yield path
 
 
 # ---- Lines ----------------------------------------------------------------------------------------------
+
+_MOST_CHARACTERS = 200  # of the name of a class
 
 
 def as_json(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
@@ -82,11 +78,14 @@ def as_text(prediction: Prediction, inputs: Inputs, top_k: int) -> str:
     >>> as_text(Prediction(Path("a.png"), np.array([0.25, 0.75])), Inputs((8, 8, 1), 2, ("no", "yes")), top_k=2)
     'a.png: yes 75.00%, no 25.00%'
     """
-    path = os.fsencode(prediction.path).decode(errors="backslashreplace")
+    path = printable(os.fsencode(prediction.path).decode(errors="backslashreplace"))
     if prediction.probabilities is None:
-        return f"{path}: {prediction.error}"
+        return f"{path}: {printable(prediction.error)}"
     likeliest = _likeliest(prediction.probabilities, top_k)
-    return f"{path}: " + ", ".join(f"{inputs.name_of(i)} {prediction.probabilities[i]:.2%}" for i in likeliest)
+    names = [printable(inputs.name_of(label), _MOST_CHARACTERS) for label in likeliest]
+    return f"{path}: " + ", ".join(
+        f"{name} {prediction.probabilities[label]:.2%}" for name, label in zip(names, likeliest, strict=True)
+    )
 
 
 def _likeliest(probabilities: np.ndarray, count: int) -> list[int]:

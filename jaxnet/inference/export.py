@@ -10,25 +10,28 @@ An older description is deleted first and the new one is written last, so a desc
 belong together.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import export as jax_export
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jaxnet.checkpoints.leaves import described, named_leaves, nested, shapes_of
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
+from jaxnet.files import OddFile, read_object, record_of, replace, replacing, require_replaceable
 from jaxnet.inference.network import Network
 from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.models import inference_options
 from jaxnet.weights import file_digest
-from jaxnet.weights.files import open_to_others, read_safetensors
+from jaxnet.weights.files import read_safetensors
 
 FORMAT = "jaxnet exported network 1"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -56,6 +59,10 @@ def export(
     Raises:
         InputError: the program would be too large, or cannot be written.
     """
+    files = [out, *([weights_path(out)] * separate_weights), description_path(out)]
+    with _writing(out):  # before the work is done
+        for path in files:
+            require_replaceable(path)
     size = sum(leaf.nbytes for leaf in network.weights.values())
     if size > _MOST_INSIDE and not separate_weights:
         raise InputError(f"{size} bytes of weights do not fit into a program: use --weights separate")
@@ -69,16 +76,24 @@ def export(
         "sha256": hashlib.sha256(program).hexdigest(),
         "weights_sha256": None,
     }
-    try:
+    with _writing(out):
         # An older description must not stand beside a newer program.
         description_path(out).unlink(missing_ok=True)
         if separate_weights:
             description["weights_sha256"] = _write_weights(network, weights_path(out))
-        _write(out, program)
-        _write(description_path(out), json.dumps(description, indent=1).encode() + b"\n")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
-    return [out, *([weights_path(out)] * separate_weights), description_path(out)]
+        replace(out, program)
+        replace(description_path(out), json.dumps(description, indent=1) + "\n")
+    return files
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OddFile as error:
+        raise InputError(f"{error.filename} cannot be written: {error.strerror}; give another name") from error
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _described(inputs: Inputs | Mapping[str, Any]) -> dict[str, Any]:
@@ -113,18 +128,9 @@ def _exported(network: Network, batch: int | None, platforms: Sequence[str], sep
 
 
 def _write_weights(network: Network, path: Path) -> str:
-    scratch = path.with_name(f"{path.name}.tmp")
-    save_file({name: np.asarray(leaf) for name, leaf in network.weights.items()}, scratch)
-    open_to_others(scratch)
-    digest = file_digest(scratch)
-    scratch.replace(path)
-    return digest
-
-
-def _write(path: Path, content: bytes) -> None:
-    scratch = path.with_name(f"{path.name}.tmp")
-    scratch.write_bytes(content)
-    scratch.replace(path)
+    with replacing(path) as fresh:
+        save_file({name: np.asarray(leaf) for name, leaf in network.weights.items()}, fresh)
+        return file_digest(fresh)
 
 
 # ---- Read an exported network ---------------------------------------------------------------------------
@@ -140,26 +146,45 @@ def load_exported(path: Path, batch: int = 32) -> Predictor:
         InputError: it was not written by `jaxnet export`, has changed since, or is for other platforms or a newer JAX.
     """
     about = _description(path)
-    _require(path, about["sha256"])
-    exported = _deserialized(path, about["jax"])
+    _require(path, about.sha256)
+    exported = _deserialized(path, about.jax)
     platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if platform not in exported.platforms:
         raise InputError(f"{path} is for {', '.join(exported.platforms)}; JAX has {platform} here: export it again")
     arguments: tuple[Any, ...] = ()
-    if about["weights_sha256"] is not None:
-        _require(weights_path(path), about["weights_sha256"])
+    if about.weights_sha256 is not None:
+        _require(weights_path(path), about.weights_sha256)
         weights, _ = read_safetensors(weights_path(path))
         arguments = (jax.device_put(weights, jax.devices()[0]),)
     run = jax.jit(exported.call, compiler_options=inference_options(jax.default_backend()))
-    sizes = batch_sizes(batch) if about["batch"] is None else (about["batch"],)
-    inputs = Inputs.from_json(about["inputs"]) if "inputs" in about else nested(shapes_of(about["example"]))
+    sizes = batch_sizes(batch) if about.batch is None else (about.batch,)
+    try:
+        inputs = about.given()
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{description_path(path)} does not say what the program takes: {error}") from error
     return Predictor(lambda given: jax.device_get(run(*arguments, given)), inputs, sizes, str(path))
 
 
-def _description(path: Path) -> dict[str, Any]:
+class _Description(NamedTuple):
+    """What of a description is needed to call the program; `inputs`, or else `example`, says what it takes."""
+
+    batch: int | None
+    jax: str
+    sha256: str
+    weights_sha256: str | None
+    inputs: dict[str, Any] | None = None
+    example: dict[str, str] | None = None
+
+    def given(self) -> Inputs | dict[str, Any]:
+        if self.inputs is not None:
+            return Inputs.from_json(self.inputs)
+        return nested(shapes_of(self.example or {}))
+
+
+def _description(path: Path) -> _Description:
     beside = description_path(path)
     try:
-        about = json.loads(beside.read_bytes())
+        about = read_object(beside)
     except OSError as error:
         of_torch = f" Weights of PyTorch are taken by `jaxnet import --from torchvision {path} ...` first."
         raise InputError(
@@ -168,16 +193,20 @@ def _description(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise InputError(f"{beside} is damaged: {error}") from error
-    keys = ("batch", "jax", "sha256", "weights_sha256")
-    whole = isinstance(about, dict) and all(key in about for key in keys) and ("inputs" in about or "example" in about)
-    if not whole or about.get("format") != FORMAT:
+    if about.get("format") != FORMAT:
         raise InputError(f"{beside} does not describe an exported network: wanted the format {FORMAT!r}")
-    return about
+    try:
+        found = record_of(_Description, {name: about[name] for name in _Description._fields if name in about})
+        if found.batch is not None and found.batch < 1:
+            raise ValueError(f"its batch is {found.batch}")
+        return found
+    except ValueError as error:
+        raise InputError(f"{beside} does not describe an exported network: {error}") from error
 
 
 def _deserialized(path: Path, written_by: str) -> jax_export.Exported:
-    exported = jax_export.deserialize(bytearray(path.read_bytes()))
     try:
+        exported = jax_export.deserialize(bytearray(path.read_bytes()))
         exported.mlir_module()
     except Exception as error:  # StableHLO promises only that newer versions read what older ones wrote
         raise InputError(

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,7 @@ def load(
         InputError: there is nothing to load, it is damaged, or it is of a kind that cannot be loaded.
     """
     path = Path(path)
-    if path.is_file() and path.suffix != ".safetensors":
+    if os.path.isfile(path) and path.suffix != ".safetensors":  # noqa: PTH113  # False where it cannot be seen
         if any((step is not None, best, model, config, dtype, member is not None)):
             raise InputError(f"{path} is a program: leave out step, best, model, config, dtype and member")
         return load_exported(path, batch)
@@ -124,10 +126,14 @@ def _in_dtype(network: Network, dtype: str | None) -> Network:
 
 def _steps(path: Path) -> tuple[Path, int | None]:
     """Return the directory of the steps, and the step that `path` names if it is one of them."""
-    if not path.is_dir():
+    try:
+        reason = "" if stat.S_ISDIR(path.stat().st_mode) else "not a directory"
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "strerror", error)).lower()
+    if reason:
         raise InputError(
-            f"{path}: {'not a directory' if path.exists() else 'no such file or directory'}; wanted the workdir of a "
-            "run, its checkpoints, one of them, a .safetensors file, or one that `jaxnet export` wrote"
+            f"{path}: {reason}; wanted the workdir of a run, its checkpoints, one of them, a .safetensors file, or one "
+            "that `jaxnet export` wrote"
         )
     return steps_at(path)
 

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ import numpy as np
 
 from jaxnet.checkpoints.leaves import named_leaves, nested
 from jaxnet.errors import InputError, one_line
+from jaxnet.files import open_regular, read_bounded
 from jaxnet.inference.predictor import Predictor
 
 # ---- Rows -----------------------------------------------------------------------------------------------
+
+# What NumPy and zipfile raise on broken bytes.
+_BROKEN = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_MOST_BYTES = 2**30  # of a table
 
 
 def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,26 +34,27 @@ def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
     wanted = named_leaves(dict(example))
     try:
         if path.suffix == ".npz":
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            with open_regular(path) as stream, np.load(stream, allow_pickle=False) as file:
                 return nested({name: file[name] for name in wanted})
         if path.suffix == ".csv" and len(wanted) == 1:
             return nested({name: _table(path, of.shape) for name, of in wanted.items()})
     except KeyError as error:
         raise InputError(f"{path} has no array {error}; wanted {', '.join(wanted)}") from error
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read: {one_line(error)}") from error
+    except _BROKEN as error:
+        raise InputError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     table = " or .csv" if len(wanted) == 1 else ""
     raise InputError(f"{path}: wanted a file named .npz{table} with {', '.join(wanted)}")
 
 
 def _table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    lines = [line for line in read_bounded(path, _MOST_BYTES).decode().splitlines() if line.strip()]
     if lines and not _numbers(lines[0]):
         lines = lines[1:]  # the names of the columns
     rows = [_numbers(line) for line in lines]
+    wanted = int(np.prod(shape))
     for number, row in enumerate(rows, 1):
-        if row is None or len(row) != int(np.prod(shape)):
-            raise ValueError(f"row {number} is {lines[number - 1]:.40}: wanted {int(np.prod(shape))} numbers")
+        if row is None or len(row) != wanted:
+            raise ValueError(f"row {number} is {lines[number - 1]:.40}: wanted {wanted} numbers")
     return np.array(rows, np.float32).reshape(len(rows), *shape)
 
 

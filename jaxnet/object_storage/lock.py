@@ -14,10 +14,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxnet.checkpoints.lock import Lost, Owner
 from jaxnet.errors import InputError
+from jaxnet.files import parse_object, record_of
 from jaxnet.object_storage.store import Store
 
 BEAT_SECONDS = 10.0
@@ -42,9 +43,8 @@ class _Said(NamedTuple):
     @classmethod
     def from_bytes(cls, content: bytes) -> "_Said":
         try:
-            said: dict[str, Any] = json.loads(content)
-            return cls(Owner(**said["owner"]), int(said["beat"]), bool(said["ended"]))
-        except (ValueError, TypeError, KeyError):
+            return record_of(cls, parse_object(content))
+        except ValueError:
             return cls(None, 0, False)
 
 

@@ -8,12 +8,14 @@ manifest. Whether the bytes are those that were written is checked after they ha
 """
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.checkpoints.manifest import NAME
+from jaxnet.files import read_bounded
 from jaxnet.object_storage.store import Store
 
 STEPS = "checkpoints"
@@ -36,7 +38,7 @@ def stored_steps(store: Store) -> dict[int, str]:
 def local_seal(directory: Path) -> str:
     """The digest of a local step's manifest; "" if it has none, as while it is deleted."""
     try:
-        return _seal((directory / NAME).read_bytes())
+        return _seal(read_bounded(directory / NAME))
     except OSError:
         return ""
 
@@ -59,10 +61,10 @@ def fetch_step(store: Store, step: int, seal: str, root: Path) -> None:
     """
     files = CheckpointFiles(root)
     there = files.path(step)
-    if there.exists():
+    if os.path.lexists(there):
         if local_seal(there) == seal:
             return
-        shutil.rmtree(there)
+        _delete(there)
     root.mkdir(parents=True, exist_ok=True)
     staged = files.staging(step, "fetched")
     files.stage(staged)
@@ -76,7 +78,14 @@ def forget_others(root: Path, steps: Iterable[int]) -> None:
     kept = {CheckpointFiles(root).path(step) for step in steps}
     for path in root.glob("*"):
         if path not in kept:
-            shutil.rmtree(path)
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def delete_step(store: Store, step: int) -> None:

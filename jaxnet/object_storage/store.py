@@ -5,14 +5,17 @@ once, one of them gets it: a lock needs that.
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jaxnet.errors import InputError, one_line
+from jaxnet.files import MOST_BYTES, replacing
 
 _SCHEMES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # what has to be installed, and the extra that does it
+_MOST_NAME_BYTES = 255  # of a file
 _KNOWN = "gs://BUCKET/NAME (Google Cloud Storage), s3://BUCKET/NAME (Amazon S3), or a directory"
 
 
@@ -78,8 +81,11 @@ class Store:
         return sorted(_inside(str(path).removeprefix(f"{place}/")) for path in found if str(path) != place)
 
     def read(self, name: str) -> bytes:
-        """What an object holds."""
+        """What an object holds; StoreFailed if that is more than a file that is read whole may have."""
         with self._one_error(FileNotFoundError):
+            size = self._fs.info(self._path(name))["size"]
+            if size is not None and size > MOST_BYTES:
+                raise ValueError(f"{name} has {size:,} bytes, wanted {MOST_BYTES:,} or less; delete it")
             return bytes(self._fs.cat_file(self._path(name)))
 
     def write(self, name: str, content: bytes) -> None:
@@ -118,10 +124,8 @@ class Store:
     def fetch(self, name: str, path: Path) -> None:
         """Make a file of an object, whole or not at all; its folder too."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(path.name + ".tmp")
-        with self._one_error(FileNotFoundError):
-            self._fs.get_file(self._path(name), str(scratch))
-        scratch.replace(path)
+        with replacing(path, flush=False) as fresh, self._one_error(FileNotFoundError):  # what it is, digests will say
+            self._fs.get_file(self._path(name), str(fresh))
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, one after the other; those that are not there do not matter."""
@@ -152,6 +156,10 @@ def _told(moved: Callable[[], None]) -> Any:
 
 def _inside(name: str) -> str:
     """The name, if a file of that name lies below the folder that it is fetched into; else InputError."""
-    if ".." in PurePosixPath(name).parts or name.startswith("/"):
-        raise InputError(f"an object is called {name!r}, which no run has written; delete it")
+    try:
+        longest = max(len(os.fsencode(part)) for part in name.split("/"))
+    except UnicodeEncodeError:  # it holds half a character
+        longest = _MOST_NAME_BYTES + 1
+    if ".." in PurePosixPath(name).parts or name.startswith("/") or "\0" in name or longest > _MOST_NAME_BYTES:
+        raise InputError(f"an object is called {name!r:.300}, which no run has written; delete it")
     return name

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.errors import InputError, one_line
+from jaxnet.files import is_unfinished, read_object, replace
 from jaxnet.object_storage.steps import STEPS, local_seal, retire, send_step, stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed
 
@@ -46,24 +47,22 @@ class Record(NamedTuple):
     def read(cls, directory: Path) -> "Record | None":
         """Return that of a directory; None if it has none, and so is no whole mirror."""
         try:
-            said = json.loads((directory / "mirror.json").read_text())
+            said = read_object(directory / "mirror.json")
             steps = {int(step): str(seal) for step, seal in said["steps"].items()}
             return cls(steps, {name: (int(time), int(size)) for name, (time, size) in said["files"].items()})
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, ArithmeticError, TypeError, LookupError, AttributeError):
             return None
 
     def write(self, directory: Path) -> None:
         """Write it to a directory, whole or not at all."""
-        scratch = directory / "mirror.json.tmp"
-        scratch.write_text(json.dumps(self._asdict()) + "\n")
-        scratch.replace(directory / "mirror.json")
+        replace(directory / "mirror.json", json.dumps(self._asdict()) + "\n")
 
     def unsent(self, directory: Path) -> list[int]:
         """Return the checkpoints in a directory that the store does not have, in ascending order."""
         files = CheckpointFiles(directory / STEPS)
         if not files.root.is_dir():
             return []
-        seals = {step: local_seal(files.path(step)) for step in files.steps()}
+        seals = {step: local_seal(files.path(step)) for step in files.listed()}
         return [step for step, seal in seals.items() if seal and self.steps.get(step) != seal]
 
 
@@ -169,7 +168,7 @@ class Uploads:
                 raise
             return  # the run has just deleted it
         send_step(self._store, copy, step, self._fence, self._moved)
-        retire(self._store, self._steps.steps(), self._fence)
+        retire(self._store, self._steps.listed(), self._fence)
         self._record = self._record._replace(steps=stored_steps(self._store))
         self._record.write(self._directory)
         shutil.rmtree(copy, ignore_errors=True)  # only now: until the record names it, it shows that it was sent
@@ -196,7 +195,7 @@ class Uploads:
 
 def names_below(directory: Path, folder: str) -> list[str]:
     """The files in a folder of a directory and in its folders, by their paths from the directory on."""
-    files = (path for path in (directory / folder).rglob("*") if path.is_file())
+    files = (path for path in (directory / folder).rglob("*") if path.is_file() and not is_unfinished(path.name))
     return sorted(path.relative_to(directory).as_posix() for path in files)
 
 

@@ -7,7 +7,7 @@ again is lost work.
     goodput = time of useful steps / time since the first start
 """
 
-import json
+import logging
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnet.errors import InputError
+from jaxnet.files import parse_object, read_lines, record_of
+
+_log = logging.getLogger("jaxnet")
 
 # ---- Stragglers -----------------------------------------------------------------------------------------
 
@@ -120,9 +123,9 @@ def times_line(times: Sequence[RankTimes]) -> str:
     return ", ".join(said)
 
 
-def times_from_json(values: Sequence[dict[str, Any]]) -> list[RankTimes]:
-    """Return the times that a ledger stores as `RankTimes._asdict`; TypeError if `values` is something else."""
-    return [RankTimes(**each) for each in values]
+def times_from_json(values: Sequence[Any]) -> list[RankTimes]:
+    """Return the times that a ledger stores as `RankTimes._asdict`; ValueError if `values` are something else."""
+    return [record_of(RankTimes, each) for each in values]
 
 
 def _ms(seconds: float) -> str:
@@ -191,15 +194,22 @@ class Goodput(NamedTuple):
 
 
 def read_ledger(path: Path) -> list[Attempt]:
-    """Return the last line of each attempt, ignoring incomplete lines; OSError if the file cannot be read."""
+    """Return the last line of each attempt; OSError if the file cannot be read.
+
+    Half a line at the end is one that is being written. Other lines that no run has written are left out, and a warning
+    names the first.
+    """
     attempts: dict[int, Attempt] = {}
-    for line in path.read_text(errors="replace").splitlines():
+    odd: list[str] = []
+    for number, line in read_lines(path):
         try:
-            said = {"ranks": [], **json.loads(line)}
-            attempt = Attempt(**{**said, "ranks": times_from_json(said["ranks"])})
-            attempts[attempt.attempt] = attempt._replace(seconds=dict(attempt.seconds))
-        except (ValueError, TypeError):
-            continue
+            attempt = record_of(Attempt, parse_object(line))
+            attempts[attempt.attempt] = attempt
+        except ValueError as error:
+            odd.append(f"line {number}: {error}")
+    if odd:
+        more = f"; and {len(odd) - 1} more" if len(odd) > 1 else ""
+        _log.warning("%s is damaged in %s%s; what stands there is left out", path, odd[0], more)
     return [attempts[number] for number in sorted(attempts)]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.errors import InputError
+from jaxnet.files import replacing
 from jaxnet.report.steps import step_ranges
 from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, difference, intersection
 
@@ -125,9 +126,10 @@ def write_png(timeline: Timeline, path: Path) -> None:
     """
     figure = draw(timeline)
     try:
-        figure.savefig(path, format="png", dpi=150)
+        with replacing(path) as fresh:
+            figure.savefig(fresh, format="png", dpi=150)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error}") from error
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def draw(timeline: Timeline) -> "Figure":

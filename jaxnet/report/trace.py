@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 from jax.profiler import ProfileData
 
 from jaxnet.errors import InputError
+from jaxnet.files import read_bounded
 from jaxnet.report.programs import TracedProgram, read_program
 from jaxnet.report.xspace import read_metadata
 
 _HOW = "make one with profile.steps=3 of train.py, or with jax.profiler.trace(DIRECTORY)"
 _SUFFIX = ".xplane.pb"
+_MOST_BYTES = 2**31  # of a trace: a message of protocol buffers is no larger
 _RESUMED = "ThunkExecutor::Execute"
 _TASK = "ThreadpoolListener::StartRegion"
 
@@ -108,15 +110,17 @@ def _process(file: Path, default: int) -> int:
 
 def _read(file: Path, process: int) -> Trace:
     try:
-        content = file.read_bytes()
+        content = read_bounded(file, _MOST_BYTES)
         start, texts = read_metadata(content)
         with warnings.catch_warnings():
             # jaxlib's types lack a module name; where warnings are errors, that would abort Python 3.12.
             warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
             events, steps = read_events(ProfileData.from_serialized_xspace(content), start)
-    except (OSError, ValueError, RuntimeError) as error:
+        programs = {name: read_program(hlo) for name, hlo in texts.items()}
+    except OSError as error:
+        raise InputError(f"{file} cannot be read as a trace of the JAX profiler: {error.strerror}") from error
+    except (ValueError, RuntimeError, LookupError, TypeError, ArithmeticError) as error:
         raise InputError(f"{file} cannot be read as a trace of the JAX profiler: {error}") from error
-    programs = {name: read_program(hlo) for name, hlo in texts.items()}
     return Trace(process, programs, events, steps)
 
 

@@ -19,6 +19,7 @@ from jax._src import compilation_cache, compiler, distributed
 from jax._src.compilation_cache_interface import CacheInterface
 
 from jaxnet.errors import InputError
+from jaxnet.files import is_unfinished, read_bounded, replace
 
 # ---- Compiled programs as files: each whole and as it was written, or not there -----------------------
 #
@@ -42,7 +43,7 @@ class CompiledFiles(CacheInterface):
         """The program, if it is there and as it was written; else it is deleted, where that is allowed."""
         path = self._file(key)
         try:
-            content = path.read_bytes()
+            content = read_bounded(path, MOST_BYTES)
         except OSError:
             return None
         seal, program = content[:_SEAL_BYTES], content[_SEAL_BYTES:]
@@ -56,14 +57,9 @@ class CompiledFiles(CacheInterface):
 
     def put(self, key: str, value: bytes) -> None:
         """Keep a program, if the disk takes it; that it does not is told once."""
-        path = self._file(key)
-        scratch = path.with_name(f".{os.getpid()}-{path.name}"[:200])
         try:
-            scratch.write_bytes(hashlib.sha256(value).digest() + value)
-            scratch.replace(path)
+            replace(self._file(key), hashlib.sha256(value).digest() + value, flush=False)  # the digest will tell
         except OSError as error:
-            with contextlib.suppress(OSError):
-                scratch.unlink()
             if not self._told:
                 _log.warning("%s cannot be written: %s; a restart compiles again", self._path, error.strerror)
             self._told = True
@@ -74,7 +70,7 @@ class CompiledFiles(CacheInterface):
 
 def is_program(name: str) -> bool:
     """Whether a file of this name is one of `CompiledFiles`, or what a kill has left of one."""
-    return name.endswith("-cache") or bool(re.match(r"\.\d+-", name))
+    return name.endswith("-cache") or is_unfinished(name)
 
 
 def use(store: CacheInterface | None) -> None:

@@ -3,22 +3,13 @@
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from jaxnet.errors import drop, say, spared
+from jaxnet.errors import drop, printable, say, spared
 from jaxnet.training.observer import Dispatched, Observer, metrics_text
-
-
-def show_warnings() -> None:
-    """Warnings of jaxnet become one line of stderr each, `warning: ...`, as errors are."""
-    handler = _Spared()
-    handler.setFormatter(logging.Formatter("warning: %(message)s"))
-    logger = logging.getLogger("jaxnet")
-    logger.addHandler(handler)
-    logger.propagate = False  # to the handler that importing Orbax installs, with another format
 
 
 def say_warning(line: str) -> None:
@@ -28,15 +19,6 @@ def say_warning(line: str) -> None:
 
 def say_nothing(line: str) -> None:
     """What processes but the first do with a line for a person."""
-
-
-class _Spared(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exception()
-        if isinstance(error, OSError):
-            drop(self.stream, error)
-        else:
-            super().handleError(record)
 
 
 class _Console(Console):
@@ -113,6 +95,6 @@ class Display(Observer):
             return
         if self._bar is not None:
             with spared(self._bar.console.file):
-                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._bar.console.print(printable(line, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
         else:
             say(line, sys.stdout)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxnet.checkpoints import find_checkpoint, read_leaves, steps_at
 from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.errors import InputError
+from jaxnet.files import is_directory
 from jaxnet.models import Variables
 from jaxnet.object_storage.reading import fetched_steps
 from jaxnet.object_storage.store import remote_url
@@ -32,7 +33,7 @@ def initial_values(path: Path, shapes: Variables) -> dict[str, np.ndarray]:
         InputError: they cannot be read, or belong to another network; the message names the variables.
     """
     path = fetched_steps(path)
-    if path.is_dir():
+    if is_directory(path):
         return _of_run(path, _named(shapes))
     given, about = read_variables(path)
     wanted = {name: leaf.shape for name, leaf in _named(shapes).items()}
@@ -81,7 +82,7 @@ def saved_names(names: Iterable[str], leaves: Iterable[str]) -> dict[str, str]:
 def initial_text(path: Path, shapes: Variables) -> str:
     """What of a model a run or a file of `jaxnet import` begins, and what begins at random, as a line for a person."""
     local = fetched_steps(path)
-    if local.is_dir():
+    if is_directory(local):
         found = find_checkpoint(*steps_at(local))
         where = found.path if local == path else f"{remote_url(path)}, step {found.step}"
         return f"{len(_named(shapes))} variables begin as those of {where}"
@@ -99,7 +100,7 @@ def weights_digest(path: str) -> str:
     """
     try:
         local = fetched_steps(path)
-        if local.is_dir():
+        if is_directory(local):
             found = find_checkpoint(*steps_at(local))
             return hashlib.sha256((found.path / "manifest.json").read_bytes()).hexdigest()[:16]
         return file_digest(local)[:16]

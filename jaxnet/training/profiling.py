@@ -1,7 +1,6 @@
 """A window of steps in the profiler, and the compiled programs as text."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax
 
 from jaxnet.comm import Check, HasText, verify
 from jaxnet.config.run import Profile
+from jaxnet.files import replace
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.display import say_warning
 from jaxnet.training.experiment import Experiment
@@ -104,9 +104,6 @@ def write_programs(workdir: Path, lowered: HasText, compiled: HasText) -> None:
     try:
         directory.mkdir(exist_ok=True)
         for name, text in texts.items():
-            (directory / name).write_text(text or "")
+            replace(directory / name, text or "")
     except OSError as error:
         say_warning(f"{directory} cannot be written: {error.strerror}; training goes on without")
-        with suppress(OSError):  # half a program would pass for a whole one
-            for name in texts:
-                (directory / name).unlink(missing_ok=True)

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxnet.errors import InputError
+from jaxnet.files import OddFile, read_object, replace
 from jaxnet.training.observer import Observer
 
 # ---- A file that grows by whole records, on a disk that may be full or gone for a while ---------------
 
 
 _log = logging.getLogger("jaxnet")
-_TAIL = 1 << 20  # bytes: longer than any line
+TAIL = 1 << 20  # bytes that are read at once to find the end of the last whole line
 
 
 class AppendOnlyFile:
@@ -39,6 +40,7 @@ class AppendOnlyFile:
     ) -> None:
         self._path, self._fence, self._say = path, fence, say
         self._file = self._opened()
+        self._whole: int | None = None  # bytes of whole records, where half a one could not be cut off behind them
         self._left_out = 0
 
     def append(self, record: bytes) -> None:
@@ -61,20 +63,29 @@ class AppendOnlyFile:
             os.close(self._file)
 
     def _opened(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        opened = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        if stat.S_ISFIFO(os.fstat(opened).st_mode):  # once it is full, training would wait for its reader
+            os.close(opened)
+            raise OddFile(self._path, "it is a pipe, wanted a file")
+        return opened
 
     def _add(self, record: bytes) -> None:
         if os.fstat(self._file).st_nlink == 0:  # deleted, perhaps with its directory
             opened = self._opened()
             os.close(self._file)
-            self._file = opened
+            self._file, self._whole = opened, None
+        if self._whole is not None:
+            os.ftruncate(self._file, self._whole)
+            self._whole = None
         before, rest = os.fstat(self._file).st_size, memoryview(record)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
+            self._whole = before
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, before)
+                self._whole = None
             raise
 
 
@@ -83,12 +94,14 @@ def cut_half_line(path: Path, say: Callable[[str], None] = _log.warning) -> None
     if not path.exists() or not stat.S_ISREG(path.stat().st_mode):
         return
     with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = file.seek(max(0, size - _TAIL))
-        tail = file.read()
-        whole = tail.rfind(b"\n") + 1
-        if whole < len(tail):
-            file.truncate(start + whole)
+        size = place = file.seek(0, os.SEEK_END)
+        whole = 0
+        while place and not whole:
+            start = file.seek(max(0, place - TAIL))
+            end = file.read(place - start).rfind(b"\n") + 1
+            whole, place = start + end if end else 0, start
+        if whole < size:
+            file.truncate(whole)
             say(f"{path} ended in half a line, which was cut off")
 
 
@@ -160,10 +173,8 @@ def _finite(value: Any) -> Any:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is either the old one or the new one, whatever happens on the way."""
-    scratch = path.with_name(path.name + ".tmp")
     with writing(path):
-        scratch.write_text(text)
-        scratch.replace(path)
+        replace(path, text)
 
 
 @contextlib.contextmanager
@@ -178,15 +189,13 @@ def writing(path: Path) -> Iterator[None]:
 def read_settings(path: Path) -> dict[str, Any]:
     """The config that a run has written, as `settings.keys.flatten` gives it."""
     try:
-        settings = json.loads(path.read_text())
-        if isinstance(settings, dict):
-            return settings
-        reason = "it holds no keys"
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    raise InputError(
-        f"{path} is damaged: {reason}; --allow-config-change writes it anew and continues with the config given"
-    )
+        return read_object(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; move it away, or use another --workdir") from error
+    except ValueError as error:
+        raise InputError(
+            f"{path} is damaged: {error}; --allow-config-change writes it anew and continues with the config given"
+        ) from error
 
 
 class MetricsWriter(Observer):

@@ -2,7 +2,6 @@
 
 import html
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from jaxnet.comm import Check
 from jaxnet.config.run import Config
 from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
+from jaxnet.files import parse_object, read_lines, read_object
 from jaxnet.object_storage.reading import fetched_files
 from jaxnet.parallel.state import TrainState
 from jaxnet.training.experiment import Experiment
@@ -78,14 +78,27 @@ def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
         InputError: there is no such file, or it is no run's.
     """
     path = fetched_files(workdir, "metrics.jsonl") / "metrics.jsonl"
+    by_step: dict[tuple[int, str], dict[str, Any]] = {}
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-        by_step = {(line["step"], line["split"]): line for line in lines}
+        for number, line in read_lines(path):
+            values = _metrics_of(number, line)
+            by_step[values["step"], values["split"]] = values
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; wanted the workdir of a run") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise InputError(f"{path} is no run's metrics: {error}") from error
     return sorted(by_step.values(), key=lambda line: line["step"])
+
+
+def _metrics_of(number: int, line: bytes) -> dict[str, Any]:
+    try:
+        values = parse_object(line)
+        step, split = values.get("step"), values.get("split")
+        if type(step) is not int or not isinstance(split, str):
+            raise ValueError("it has no step and split")
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from error
+    return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +137,7 @@ class Run:
 
 
 _COLUMNS = ("examples_per_second", "wire_bytes_per_step", "data_wait_fraction", "seconds")
+_FIGURES = ("steps", "loss", *_COLUMNS)
 
 
 def _metrics(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -212,7 +226,11 @@ class Comparison:
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], split: str, name: str) -> dict[int, float]:
-    return {line["step"]: line[name] for line in lines if line["split"] == split and line.get(name) is not None}
+    return {
+        line["step"]: line[name]
+        for line in lines
+        if line["split"] == split and isinstance(line.get(name), int | float)  # a stranger may have written anything
+    }
 
 
 def compare(runs: Mapping[str, Run | str | Path]) -> Comparison:
@@ -236,7 +254,16 @@ def compare(runs: Mapping[str, Run | str | Path]) -> Comparison:
 def _read_summary(workdir: str | Path) -> dict[str, Any]:
     path = fetched_files(workdir, "summary.json") / "summary.json"
     try:
-        summary: dict[str, Any] = json.loads(path.read_text())
+        summary = read_object(path)
+        if odd := [name for name in _FIGURES if not isinstance(summary.get(name, 0), int | float | None)]:
+            raise ValueError(f"its {odd[0]} is no number")
+        if not isinstance(summary.get("strategy"), str) or not _are_texts(summary.get("metrics", [])):
+            raise ValueError("it does not name a strategy and metrics")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}; wanted the workdir of a run") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} cannot be read: {reason}; wanted the workdir of a run") from error
     return summary
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)

@@ -1,6 +1,5 @@
 """The first and the last screen of a run, and summary.json: what is trained, and what came of it."""
 
-import json
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +10,7 @@ import jax
 from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import has_classes
 from jaxnet.ensembles import ensemble_summary
+from jaxnet.files import read_object
 from jaxnet.optimizer import optimizer_text
 from jaxnet.tasks.task import metric_text
 from jaxnet.training.best import BestEvaluation
@@ -122,9 +122,9 @@ def _ending(summary: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, str
 def kept_summary(path: Path, step: int, *, finished: bool) -> dict[str, Any] | None:
     """What summary.json says, if it is that of a run which ended after `step` steps; an earlier attempt's is not."""
     try:
-        summary = json.loads(path.read_text())
+        summary = read_object(path)
         same = (summary["steps"], summary["finished"]) == (step, finished)
-    except (OSError, ValueError, KeyError, TypeError):  # missing, or not as it was written
+    except (OSError, ValueError, KeyError):  # missing, or not as it was written
         return None
     return summary if same else None
 

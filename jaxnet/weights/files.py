@@ -14,6 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxnet.errors import InputError
+from jaxnet.files import open_regular, parse_object, record_of, replacing
 from jaxnet.weights.names import Source, common_name
 from jaxnet.weights.torch_file import LEGACY, read_torch
 
@@ -48,13 +49,13 @@ def read_tensors(path: Path, source: Source) -> dict[str, np.ndarray]:
 
 def is_of_torch(path: Path) -> bool:
     """Return whether a file begins as PyTorch's do. Raises OSError."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return stream.read(4).startswith(_TORCH)
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the tensors of a safetensors file, and its metadata. Raises OSError and InputError."""
-    path.open("rb").close()  # an error here has the system's reason, which the package's errors lack
+    open_regular(path).close()  # an error here has the system's reason, which the package's errors lack
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -76,7 +77,7 @@ def unreadable(path: Path, error: OSError) -> InputError:
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file. Raises OSError."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -110,30 +111,16 @@ class WeightsMetadata(NamedTuple):
     std: Sequence[float] | None = None
 
 
-def open_to_others(path: Path) -> None:
-    """Give a file the usual mode of a new file: safetensors makes files that only their owner can read."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)
-
-
 def write_variables(path: Path, variables: Mapping[str, np.ndarray], about: WeightsMetadata) -> None:
-    """Write a file of variables, whole or not at all: under another name first, then flushed and renamed.
+    """Write a file of variables, whole or not at all.
 
     Raises:
         InputError: it cannot be written.
     """
     metadata = {"about": json.dumps(about._asdict())}
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            safetensors.numpy.save_file(dict(variables), staged, metadata)
-            open_to_others(staged)
-            with staged.open("rb") as stream:
-                os.fsync(stream.fileno())
-            staged.replace(path)
-        finally:
-            staged.unlink(missing_ok=True)
+        with replacing(path) as fresh:
+            safetensors.numpy.save_file(dict(variables), fresh, metadata)
     except (OSError, safetensors.SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"variables cannot be written to {path}: {reason}") from error
@@ -160,8 +147,8 @@ def read_names(path: Path) -> tuple[list[str], WeightsMetadata]:
 
 def _about(path: Path, metadata: Mapping[str, str]) -> WeightsMetadata:
     try:
-        return WeightsMetadata(**json.loads(metadata["about"]))
-    except (KeyError, TypeError, ValueError) as error:
+        return record_of(WeightsMetadata, parse_object(metadata["about"]))
+    except (KeyError, ValueError) as error:
         raise InputError(
             f"{path} does not hold variables of jaxnet; make such a file from it: jaxnet import --from safetensors "
             f"{path} --model NAME --out FILE"

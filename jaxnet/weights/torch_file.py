@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable
+from jaxnet.files import open_regular
 
 # ---- The pickle -----------------------------------------------------------------------------------------
 #
@@ -225,6 +226,7 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
 # The first bytes of files that PyTorch wrote before 1.6: a pickle of a magic number.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _SAVE = "save the state dict alone, in PyTorch: torch.save(model.state_dict(), FILE)"
+_MOST_CHARACTERS = 200  # of names in a message
 _WRAPPERS = ("state_dict", "model")  # keys under which training scripts save it, beside epoch and optimizer
 
 
@@ -236,7 +238,7 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
     Raises:
         InputError: the file is not in PyTorch's zip format, is damaged, or holds something else.
     """
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         if stream.read(len(LEGACY)) == LEGACY:
             raise InputError(
                 f'{path} is in the format of PyTorch before 1.6. Convert it with PyTorch: python -c "import torch; '
@@ -271,9 +273,9 @@ class _Archive:
         try:
             member = self._zip.getinfo(self._root + name)
         except KeyError:
-            raise Refused(f"{name} is missing in it") from None
+            raise Refused(f"{printable(name, _MOST_CHARACTERS)} is missing in it") from None
         if member.compress_type != zipfile.ZIP_STORED:
-            raise Refused(f"{name} in it is compressed, which PyTorch does not do")
+            raise Refused(f"{printable(name, _MOST_CHARACTERS)} in it is compressed, which PyTorch does not do")
         return self._zip.read(member)
 
     def storage(self, storage: TensorStorage) -> np.ndarray:
@@ -282,9 +284,8 @@ class _Archive:
             data = self.read(f"data/{storage.key}")
             dtype = storage.dtype.newbyteorder("<" if self._order == b"little" else ">")
             if len(data) != storage.elements * dtype.itemsize:
-                raise Refused(
-                    f"storage {storage.key} has {len(data)} bytes, wanted {storage.elements} times {dtype.itemsize}"
-                )
+                key = printable(storage.key, _MOST_CHARACTERS)
+                raise Refused(f"storage {key} has {len(data)} bytes, wanted {storage.elements} times {dtype.itemsize}")
             self._storages[storage] = np.frombuffer(data, dtype)
         return self._storages[storage]
 
@@ -293,7 +294,8 @@ def _tensors(archive: _Archive) -> Iterator[tuple[str, np.ndarray]]:
     state = _state_dict(read_pickle(archive.read("data.pkl")))
     for name, value in state.items():
         if isinstance(value, Tensor):
-            yield str(name), _array(str(name), value, archive.storage(value.storage))
+            shown = printable(name, _MOST_CHARACTERS)
+            yield str(name), _array(shown, value, archive.storage(value.storage))
 
 
 def _state_dict(content: Any) -> dict[Any, Any]:
@@ -303,7 +305,8 @@ def _state_dict(content: Any) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise Refused(f"it holds a {type(content).__name__.lower()}")
     if not any(isinstance(value, Tensor) for value in content.values()):
-        raise Refused(f"it holds {', '.join(map(str, content)) or 'nothing'}, and none of these is a tensor")
+        names = printable(", ".join(map(str, content)) or "nothing", _MOST_CHARACTERS)
+        raise Refused(f"it holds {names}, and none of these is a tensor")
     return content
 
 

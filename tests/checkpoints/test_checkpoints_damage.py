@@ -1,6 +1,7 @@
 """Files that changed after they were written, and disks that cannot be read or written."""
 
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ from jaxnet.checkpoints import find_checkpoint, manifest
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, flip_a_bit, largest_file, on
 from support.disks import files_no_longer_than
+from support.odd_files import deep, directory, endless, loop, pipe
 
 
 @pytest.fixture
@@ -48,6 +50,28 @@ def flipped(content):
     return content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 0x10]) + content[len(content) // 2 + 1 :]
 
 
+OF_NOTHING = manifest.File(0, hashlib.sha256().hexdigest())
+
+
+def replaced_by(make, name=None):
+    def harm(step):
+        path = largest_file(step) if name is None else step / name
+        path.unlink()
+        make(path)
+
+    return harm
+
+
+def sealed(names, **about):
+    """The harm of a stranger who can seal a manifest."""
+    whole = {"step": 300, "extra": {}, "metrics": {}, "leaves": {}, **about}
+
+    def harm(step):
+        (step / manifest.NAME).write_text(manifest._render(manifest.Manifest(whole, names)))
+
+    return harm
+
+
 @pytest.mark.parametrize(
     ("harm", "complaint"),
     [
@@ -57,8 +81,23 @@ def flipped(content):
         (lambda step: (step / "manifest.json").unlink(), r"manifest\.json is missing"),
         (lambda step: shutil.rmtree(step / "state"), r"state/\S+ is missing; .* files more"),
         (lambda step: shutil.copy(step.parent / "000200/manifest.json", step), r"state/\S+ is"),
+        (replaced_by(pipe), r"state/\S+ cannot be read: it is a pipe, wanted a file"),
+        (replaced_by(loop), r"state/\S+ cannot be read: Too many levels of symbolic links"),
+        (replaced_by(pipe, manifest.NAME), r"manifest\.json cannot be read: it is a pipe, wanted a file"),
+        (replaced_by(directory, manifest.NAME), r"manifest\.json cannot be read: it is a directory, wanted a file"),
+        (replaced_by(loop, manifest.NAME), r"manifest\.json cannot be read: Too many levels of symbolic links"),
+        (replaced_by(endless, manifest.NAME), r"manifest\.json cannot be read: it has more than 67,108,864 bytes"),
+        (replaced_by(deep, manifest.NAME), r"manifest\.json is not as it was written"),
+        (sealed({"../../outside": OF_NOTHING}), r"manifest\.json names \.\./\.\./outside, which is no file of a ch"),
+        (sealed({"/etc/passwd": OF_NOTHING}), r"manifest\.json names /etc/passwd, which is no file of a ch"),
+        (sealed({"a\0\x1b": OF_NOTHING}), r"a\\x00\\x1b cannot be read: no file can have this name"),
+        (sealed({"\ud800": OF_NOTHING}), r"\\ud800 cannot be read: no file can have this name"),
+        (sealed({"x" * 300: OF_NOTHING}), r"x{100}\.\.\. \(300 characters\) cannot be read: File name too long"),
+        (sealed({}, step="300"), r"manifest\.json is no run's: its step is '300', wanted a whole number"),
+        (sealed({}, extra=[]), r"manifest\.json is no run's: its extra is \[\], wanted an object"),
+        (sealed({}, metrics={"loss": "low"}), r"manifest\.json is no run's: its metrics\.'loss' is 'low', wanted a n"),
+        (sealed({}, leaves=None), r"manifest\.json is no run's: its leaves is None, wanted an object"),
     ],
-    ids=["flipped", "deleted", "truncated", "no manifest", "no state", "manifest of another"],
 )
 def test_a_damaged_step_is_named_and_the_one_before_is_used(run, caplog, harm, complaint):
     harm(run.path / "000300")
@@ -83,14 +122,14 @@ def unreadable(monkeypatch):
     """`unreadable(path, code)`: from now on the system refuses to read that file."""
 
     def refuse(wanted, code):
-        opened = Path.open
+        opened = os.open
 
         def open_(path, *args, **options):
             if path == wanted:
                 raise OSError(code, os.strerror(code), str(path))
             return opened(path, *args, **options)
 
-        monkeypatch.setattr(Path, "open", open_)
+        monkeypatch.setattr(os, "open", open_)
 
     return refuse
 
@@ -135,6 +174,53 @@ def test_a_damaged_step_that_cannot_be_moved_stays(run, caplog, monkeypatch):
     monkeypatch.setattr(Path, "rename", refuse)
     assert run.open().restore_latest(run.like).step == 200
     assert "the damaged one stays there, because it cannot be moved: Input/output error" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (loop, "cannot be read: Too many levels of symbolic links"),
+        (pipe, "is missing"),
+        (lambda path: path.symlink_to("/nowhere/at/all"), "is missing"),
+        (lambda path: path.write_text("a file"), "is missing"),
+    ],
+    ids=["loop", "pipe", "link to nothing", "file"],
+)
+def test_what_is_no_directory_is_a_damaged_step(run, caplog, make, complaint):
+    shutil.rmtree(run.path / "000300")
+    make(run.path / "000300")
+    assert find_checkpoint(run.path).step == 200
+    (run.path / "damaged").mkdir()
+    loop(run.path / "damaged/000300-1")
+    checkpoints = run.open()
+    assert checkpoints.restore_latest(run.like).step == 200
+    said = f"step 300 is damaged: manifest.json {complaint}; continuing from step 200; the damaged one is now "
+    assert f"{said}{run.path}/damaged/000300-2" in caplog.text
+    assert sorted(path.name for path in (run.path / "damaged").iterdir()) == ["000300-1", "000300-2"]
+    checkpoints.save(300, run.state(301), extra={})
+    checkpoints.wait()
+    assert_same_bits(run.open().restore_latest(run.like).state, run.value(301))
+
+
+@pytest.mark.parametrize("odd", ["a file", "a loop", "refused"])
+def test_a_root_that_cannot_be_listed_is_one_error(run, monkeypatch, odd):
+    root = run.path
+    if odd == "refused":
+
+        def refuse(path):  # root, who runs many tests, may list everything
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+
+        checkpoints = run.open()
+        monkeypatch.setattr(os, "listdir", refuse)
+        with pytest.raises(InputError, match=rf"^the checkpoints in {root} cannot be listed: Permission denied; make"):
+            checkpoints.restore_latest(run.like)
+        with pytest.raises(InputError, match=rf"^the checkpoints in {root} cannot be listed: Permission denied; make"):
+            run.open()
+    else:
+        shutil.rmtree(root)
+        root.write_text("") if odd == "a file" else loop(root)
+    with pytest.raises(InputError, match=rf"^the checkpoints in {root} cannot be listed: .*; make that a directory"):
+        find_checkpoint(root)
 
 
 def test_steps_set_aside_never_replace_each_other(run):

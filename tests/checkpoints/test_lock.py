@@ -12,6 +12,7 @@ import pytest
 
 from jaxnet.checkpoints.lock import Heartbeat, Lock, Lost, Owner, started
 from jaxnet.errors import InputError
+from support.odd_files import ODD, deep
 
 
 @pytest.fixture
@@ -152,6 +153,37 @@ def test_a_lock_that_is_not_whole_is_judged_by_its_time(tmp_path, content):
     path.write_text(content)
     os.utime(path, (0, 0))
     Lock(tmp_path, say=lambda line: None).release()
+
+
+@pytest.mark.parametrize("make", [*ODD, deep])
+def test_a_lock_that_is_no_file_is_judged_by_its_time(tmp_path, make):
+    (tmp_path / "lock").mkdir()
+    path = tmp_path / "lock/000001.json"
+    make(path)
+    os.utime(path, (0, 0), follow_symlinks=False)
+    Lock(tmp_path, patience=0.05, say=lambda line: None).release()
+    assert (tmp_path / "lock/000002.free").is_file()
+
+
+@pytest.mark.parametrize("changed", [{"pid": "../../etc"}, {"pid": True}, {"boot": None}, {"locked": 1}, {"more": 1}])
+def test_an_owner_of_other_types_is_none(tmp_path, changed):
+    path = left_by(tmp_path)
+    path.write_text(json.dumps({**Owner.this(locked=True)._asdict(), **changed}))
+    assert Owner.read(path) is None
+
+
+def test_the_words_of_a_stranger_are_shown_as_text():
+    owner = Owner.this(locked=True)._replace(pid=7, user="\x1b[31m", host="x" * 500, since="now")
+    assert str(owner) == f"process 7 of user \\x1b[31m on host {'x' * 100}... (500 characters) since now"
+
+
+def test_the_clock_of_the_file_system_is_no_way_to_another_file(tmp_path):
+    """Its name was that of the host and the process once, and a link there was followed."""
+    (tmp_path / "victim").write_text("precious")
+    left_by(tmp_path, **ELSEWHERE)
+    (tmp_path / f"lock/.clock-{os.uname().nodename}-{os.getpid()}").symlink_to(tmp_path / "victim")
+    Lock(tmp_path, patience=0.1, say=lambda line: None).release()
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_of_many_at_once_one_gets_it(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import train
 from jaxnet import comm
 from jaxnet.cli.main import run
+from support.odd_files import DEEP, ODD, directory, loop, to_a_device
 from support.programs import clean_environment
 from support.refusals import TINY, refused, says
 from support.traces import LAYERS, STEPS, record
@@ -85,6 +86,21 @@ def test_not_a_trace(name, content, words, tmp_path, capsys):
     says(refused(lambda: run(["timeline", str(tmp_path / name)]), capsys), [words])
 
 
+@pytest.mark.parametrize("make", [make for make in ODD if make is not directory])
+def test_a_trace_that_is_no_file(make, tmp_path, capsys):
+    place = tmp_path / "plugins/profile/1"
+    place.mkdir(parents=True)
+    make(place / "host.xplane.pb")
+    says(refused(lambda: run(["timeline", str(tmp_path)]), capsys), ["cannot be read as a trace of the JAX profiler: "])
+
+
+@pytest.mark.parametrize("make", [to_a_device, loop])
+def test_a_picture_replaces_only_a_file(workdir, make, tmp_path, capsys):
+    make(tmp_path / "step.png")
+    message = refused(lambda: run(["timeline", str(workdir), "--png", f"{tmp_path}/step.png"]), capsys)
+    says(message, ["step.png cannot be written: it is a symbolic link, wanted a file or nothing there"])
+
+
 def test_a_trace_that_was_cut(workdir, tmp_path, capsys):
     [trace] = workdir.rglob("*.xplane.pb")
     (tmp_path / "cut.xplane.pb").write_bytes(trace.read_bytes()[:-100])
@@ -115,6 +131,7 @@ def test_a_picture_without_matplotlib(workdir, tmp_path, capsys, monkeypatch):
 def test_a_summary_that_is_none(workdir, capsys):
     summary = workdir / "summary.json"
     before = summary.read_text()
-    summary.write_text("{}")
-    says(refused(lambda: run(["timeline", str(workdir)]), capsys), [f"{summary} is not the summary of a run"])
+    for text in ("{}", DEEP, '{"mesh": [1]}', '{"mesh": {"host": "x"}}'):
+        summary.write_text(text)
+        says(refused(lambda: run(["timeline", str(workdir)]), capsys), [f"{summary} is not the summary of a run"])
     summary.write_text(before)

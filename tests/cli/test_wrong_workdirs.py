@@ -57,11 +57,11 @@ CONTINUED = {
     ),
     "config.json is empty": (lambda run: (run / "config.json").write_bytes(b""), (), "config.json is damaged: "),
     "config.json is binary": (lambda run: (run / "config.json").write_bytes(b"\xff\0"), (), "config.json is damaged: "),
-    "config.json is a list": (lambda run: (run / "config.json").write_text("[1]"), (), "is damaged: it holds no keys"),
+    "config.json is a list": (lambda run: (run / "config.json").write_text("[1]"), (), "is damaged: it holds a list"),
     "config.json is a directory": (
         lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
         (),
-        "config.json is damaged: [Errno 21] Is a directory",
+        "config.json cannot be read: it is a directory, wanted a file; move it away",
     ),
     "every checkpoint is damaged": (
         lambda run: next(run.glob("checkpoints/0*/manifest.json")).write_text("{"),

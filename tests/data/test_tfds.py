@@ -12,6 +12,7 @@ from PIL import Image
 from jaxnet.config.file import load_config
 from jaxnet.data import TFDS, ArraySource, FashionMNIST, RecordSource, Shard, eval_batches, train_batches
 from jaxnet.errors import InputError
+from support.pngs import packed
 from support.programs import ROOT
 from support.runs import train
 
@@ -278,6 +279,20 @@ def test_a_record_that_is_damaged_is_found_when_it_is_read(tmp_path):
     source = TFDS("toy", data_dir=str(tmp_path), in_memory_bytes=0).load("train")
     with pytest.raises(InputError, match=rf"the data set toy in {tmp_path}/toy/1.0.0 is damaged: .* prepare it again"):
         list(eval_batches(source, batch_size=8, shard=Shard(0, 1)))
+
+
+def test_a_picture_whose_data_end_early_is_damaged():
+    pixels = np.arange(1, 65, dtype=np.uint8).reshape(8, 8)
+    records = Listed([{"image": packed(pixels, rows=rows), "label": 0} for rows in (None, 5)])
+    source = RecordSource(records, 1, (8, 8, 1))
+    np.testing.assert_array_equal(source.rows(np.array([0]))["image"][0, :, :, 0], pixels)
+    with pytest.raises(InputError, match="the data set is damaged: it ends before its last row"):
+        source.rows(np.array([1]))
+
+
+class Listed(list):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
 
 
 @pytest.mark.slow

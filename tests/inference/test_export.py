@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.export import description_path, export, weights_path
 from jaxnet.inference.loading import load_network
+from jaxnet.weights import file_digest
 from support.checkpointing import flip_a_bit
+from support.disks import files_no_longer_than
+from support.odd_files import DEEP, ODD, directory, loop, pipe, to_a_device
 from support.programs import clean_environment
 from support.trained import TEST
 
@@ -100,7 +104,7 @@ def test_what_is_missing_is_named(exported):
         load(exported)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"format": "other"}', "\udcff"])
+@pytest.mark.parametrize("text", ["[]", "{", '{"format": "other"}', "\udcff", DEEP])
 def test_a_description_that_is_none(exported, text):
     description_path(exported).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(InputError, match=r"net.json (is damaged|does not describe)"):
@@ -132,8 +136,77 @@ def test_where_nothing_can_be_written(network, tmp_path):
         export(network, tmp_path / "no" / "net")
 
 
+@pytest.mark.parametrize("make", [pipe, directory, loop, to_a_device])
+@pytest.mark.parametrize("place", [Path, weights_path, description_path], ids=["program", "weights", "description"])
+def test_nothing_but_a_file_is_replaced(network, exported, place, make):
+    """Before anything is computed or deleted."""
+    odd = place(exported)
+    odd.unlink()
+    make(odd)
+    before = {path: path.lstat() for path in exported.parent.iterdir()}
+    with pytest.raises(InputError, match=f"^{odd} cannot be written: it is .*, wanted a file or nothing there; give"):
+        export(network, exported, separate_weights=True, platforms=("cpu",))
+    assert {path: path.lstat() for path in exported.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["net", "net.json"])
+def test_a_link_beside_the_program_leads_nowhere(network, tmp_path, name):
+    """What was written first had a name that could be foreseen."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / f"{name}.tmp").symlink_to("victim")
+    export(network, tmp_path / "net", separate_weights=True, platforms=("cpu",))
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_of_a_full_disk_nothing_is_left(network, tmp_path):
+    with files_no_longer_than(1000), pytest.raises(InputError, match="net cannot be written: File too large"):
+        export(network, tmp_path / "net", platforms=("cpu",))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"batch": "4"}, {"batch": 0}, {"jax": None}, {"sha256": 3}, {"weights_sha256": []}, {"inputs": 3}),
+        *(
+            {"inputs": {}},
+            {"inputs": {"image_shape": 3, "class_names": []}},
+            {"inputs": None, "example": {"a": "x[y]"}},
+        ),
+    ],
+)
+def test_a_description_of_other_types(exported, changed):
+    about = json.loads(description_path(exported).read_text())
+    description_path(exported).write_text(json.dumps({**about, **changed}))
+    with pytest.raises(InputError):
+        load(exported)
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_what_stands_for_a_description(exported, make):
+    description_path(exported).unlink()
+    make(description_path(exported))
+    with pytest.raises(InputError, match=r"net\.json, which .* cannot be read: ."):
+        load(exported)
+
+
+def test_what_stands_for_the_weights_is_not_waited_for(exported):
+    weights_path(exported).unlink()
+    pipe(weights_path(exported))
+    with pytest.raises(InputError, match=r"net\.weights\.safetensors cannot be read: it is a pipe, wanted a file"):
+        load(exported)
+
+
+def test_a_program_that_is_none(exported):
+    exported.write_bytes(b"rubbish")
+    about = json.loads(description_path(exported).read_text())
+    description_path(exported).write_text(json.dumps({**about, "sha256": file_digest(exported)}))
+    with pytest.raises(InputError, match="cannot read it: export it"):
+        load(exported)
+
+
 def test_an_old_description_never_stands_beside_a_new_program(network, exported, monkeypatch):
-    monkeypatch.setattr("jaxnet.inference.export._write", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    monkeypatch.setattr("jaxnet.inference.export.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
     with pytest.raises(InputError, match="disk full"):
         export(network, exported, platforms=("cpu",))
     assert not description_path(exported).exists()

@@ -1,10 +1,24 @@
 """The picture files that the arguments of a command mean."""
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jaxnet.inference.answers import image_files
+from jaxnet.data import Inputs
+from jaxnet.inference.answers import as_text, image_files
+from jaxnet.inference.predictor import Prediction
+
+
+def test_names_of_strangers_are_shown_as_text():
+    inputs = Inputs((8, 8, 1), 2, ("\x1b[31mno", "y" * 300))
+    for name in ("a\nerror: b\x1b.png", os.fsdecode(b"a\n\xff.png")):
+        line = as_text(Prediction(Path(name), np.array([0.5, 0.5])), inputs, top_k=2)
+        assert line.isprintable()
+        assert len(line) < 400
+        assert "\\x1b[31mno 50.00%, yyy" in line
+    assert as_text(Prediction(Path("a"), None, "no\x1b"), inputs, 1) == "a: no\\x1b"
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from jaxnet.checkpoints import manifest
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.loading import load_network
 from support.checkpointing import flip_a_bit, largest_file
+from support.odd_files import DEEP, a_socket, loop, pipe
 from support.trained import TEST, config, plain_probabilities
 
 
@@ -32,6 +34,38 @@ def rewrite(workdir, change, which=-1):
     change(about)
     (step / manifest.NAME).unlink()
     manifest.write(step, about)
+
+
+@pytest.mark.parametrize("make", [pipe, loop, a_socket])
+def test_what_is_neither_a_file_nor_a_directory(make, tmp_path):
+    make(tmp_path / "run")
+    with pytest.raises(InputError, match=r"run: (not a directory|too many levels of symbolic links); wanted the workd"):
+        load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("make", [pipe, loop])
+def test_weights_that_are_no_file_are_not_waited_for(make, tmp_path):
+    make(tmp_path / "net.safetensors")
+    with pytest.raises(
+        InputError, match=r"weights cannot be read from .*net\.safetensors: (it is a pipe|Too many lev)"
+    ):
+        load(tmp_path / "net.safetensors")
+
+
+def test_checkpoints_that_cannot_be_listed(copy):
+    shutil.rmtree(copy / "checkpoints")
+    loop(copy / "checkpoints")
+    with pytest.raises(InputError, match=f"there is no checkpoint in {copy}: wanted the workdir of a run"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    "about", [DEEP, "[]", '{"model": 3, "num_classes": 10, "source": "", "source_file": "", "source_sha256": ""}']
+)
+def test_metadata_that_import_did_not_write(about, tmp_path):
+    save_file({"a": np.zeros(1)}, tmp_path / "net.safetensors", {"about": about})
+    with pytest.raises(InputError, match="does not hold variables of jaxnet"):
+        load(tmp_path / "net.safetensors")
 
 
 def test_probabilities_are_those_of_the_evaluated_state(workdir):

@@ -12,9 +12,11 @@ import pytest
 from PIL import Image
 
 from jaxnet.data import Inputs, inputs_of
+from jaxnet.data.photos.decoding import DamagedImage
 from jaxnet.data.photos.source import EvaluationPhotos, PhotoRecords
 from jaxnet.data.photos.views import EvaluationView
 from jaxnet.inference.predictor import Unreadable, read_picture
+from support.pngs import packed
 
 GREY, COLOUR = Inputs((8, 8, 1), 10), Inputs((8, 8, 3), 10)
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -144,6 +146,44 @@ def test_no_damage_is_more_than_one_message(tmp_path, whole):
         path.write_bytes(content[: draw.integers(len(whole) // 2, len(whole) + 1)])
         with suppress(Unreadable):
             assert read_picture(path, COLOUR).shape == (8, 8, 3)
+
+
+PIXELS = np.arange(1, 65, dtype=np.uint8).reshape(8, 8)
+GREY_PHOTOS = EvaluationView(8, 8)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("last", [0, 7], ids=["black", "grey"])
+def test_a_png_whose_data_end_early_is_damaged(tmp_path, interlaced, last):
+    """Its compressed data are whole, so that Pillow leaves the last rows black and says nothing."""
+    pixels = PIXELS.copy()
+    pixels[-1] = last
+    whole = packed(pixels, interlaced=interlaced)
+    (tmp_path / "a.png").write_bytes(whole)
+    np.testing.assert_array_equal(read_picture(tmp_path / "a.png", GREY)[..., 0], pixels)
+    GREY_PHOTOS(whole)
+    for rows in (1, 5, -1):
+        cut = packed(pixels, rows=rows, interlaced=interlaced)
+        (tmp_path / "a.png").write_bytes(cut)
+        with pytest.raises(Unreadable, match="it ends before its last row"):
+            read_picture(tmp_path / "a.png", GREY)
+        with pytest.raises(DamagedImage, match="it ends before its last row"):
+            GREY_PHOTOS(cut)
+
+
+@pytest.mark.parametrize("kind", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_a_black_png_of_any_mode_is_whole(tmp_path, kind):
+    for size in ((1, 1), (9, 5), (300, 2)):
+        saved(tmp_path / "a.png", Image.new(kind, size))
+        assert not read_picture(tmp_path / "a.png", GREY).any()
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}], ids=["baseline", "progressive"])
+def test_a_jpeg_that_is_cut_short_is_damaged(tmp_path, options):
+    path = saved(tmp_path / "a.jpg", Image.fromarray(photo(100, 100)), quality=95, **options)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(Unreadable, match="truncated"):
+        read_picture(path, COLOUR)
 
 
 def test_what_is_not_a_file_is_not_waited_for(tmp_path):

@@ -147,7 +147,7 @@ def test_all_processes_pass_over_the_same_damaged_step(prepared):
     ("name", "said"),
     [
         ("no manifest", "step 10: manifest.json is missing"),
-        ("a directory as manifest", "000010/manifest.json cannot be read: Is a directory"),
+        ("a directory as manifest", "step 10: manifest.json cannot be read: it is a directory, wanted a file"),
     ],
 )
 def test_all_processes_report_that_nothing_can_be_used(prepared, name, said):

@@ -59,7 +59,7 @@ def test_what_counts_as_a_failure(ending, found, tmp_path):
     [
         ("config.json", '{"epochs": 1,', "config.json holds"),
         ("metrics.jsonl", '{"step": 1}\n{"step"', "metrics.jsonl holds '{\"step\"'"),
-        ("summary.json.tmp", "{", "summary.json.tmp is left"),
+        (".summary.json.0123456789ab.fresh", "{", ".summary.json.0123456789ab.fresh is left"),
         ("checkpoints/000002/state", "", "checkpoints are damaged"),
     ],
 )

@@ -31,6 +31,9 @@ class FakeBuckets(AbstractFileSystem):
         names = (unquote(file.name.removeprefix(_MARK)) for file in _folder().glob(f"{_MARK}*"))
         return sorted(name for name in names if name.startswith(start))
 
+    def info(self, path, **_):
+        return {"name": path, "type": "file", "size": _object(path).stat().st_size}
+
     def cat_file(self, path, **_):
         return _object(path).read_bytes()
 

@@ -127,7 +127,7 @@ def test_the_oldest_are_deleted_beyond_the_limit(tmp_path):
 
 def test_files_of_others_are_never_deleted(tmp_path):
     others = ["data.bin", "lock/000001.json", "checkpoints/000674/manifest.json", "a/b/c-cache", "x-0123456789ab/notes"]
-    own = ["x-0123456789ab/jit_step-cache", "x-0123456789ab/.77-jit_step-cach"]
+    own = ["x-0123456789ab/jit_step-cache", "x-0123456789ab/.jit_step.0123456789ab.fresh"]
     for name in others + own:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from jaxnet.training import ledger as module
 from jaxnet.training.ledger import Ledger, process_start
 from jaxnet.training.observer import Dispatched
 from support.dark_digits import config_of
+from support.odd_files import DEEP, ODD
 from support.runs import train
 
 
@@ -132,6 +133,50 @@ def test_half_lines_and_strangers_lines_are_passed_over(clock, tmp_path, capsys,
     assert text.splitlines()[-1] == goodput_line(goodput(read_ledger(path)))
     assert run(["report", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["useful_seconds"] == 8.0
+
+
+GOOD = {
+    **{"attempt": 2, "host": "h", "pid": 1, "start": 0.0, "time": 5.0, "first": 0, "step": 4},
+    **{"seconds": {"step": 2.0}, "ended": False, "ranks": [{"rank": 0, "step": 0.1, "host": 0.1, "device": None}]},
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"attempt": "2"}, {"host": 3}, {"start": "now"}, {"time": None}, {"step": 10**400}, {"first": []}),
+        *({"seconds": []}, {"seconds": {"step": "long"}}, {"ranks": [3]}, {"ranks": [{"rank": 0}]}, {"more": 1}),
+    ],
+)
+def test_a_line_of_other_types_is_left_out_and_named(tmp_path, changed, caplog):
+    path = tmp_path / "ledger.jsonl"
+    lines = [json.dumps({**GOOD, "attempt": 1}), json.dumps({**GOOD, **changed}), DEEP]
+    path.write_text("\n".join(lines) + "\n")
+    assert [attempt.attempt for attempt in read_ledger(path)] == [1]
+    assert f"{path} is damaged in line 2: it" in caplog.text
+    assert "; and 1 more; what stands there is left out" in caplog.text
+    assert run(["report", str(tmp_path)]) == 0
+
+
+def test_half_a_line_that_is_being_written_is_no_damage(tmp_path, caplog):
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(GOOD) + '\n{"attempt"')
+    assert [attempt.attempt for attempt in read_ledger(tmp_path / "ledger.jsonl")] == [2]
+    assert caplog.records == []
+
+
+def test_a_report_shows_the_name_of_a_host_as_text(tmp_path, capsys):
+    (tmp_path / "ledger.jsonl").write_text(json.dumps({**GOOD, "host": "\x1b[31mh"}) + "\n")
+    assert run(["report", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "\\x1b[31mh, last sign of life" in printed
+    assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_a_ledger_that_is_no_file_is_named(tmp_path, make):
+    make(tmp_path / "ledger.jsonl")
+    with pytest.raises(InputError, match=r"ledger\.jsonl cannot be read: .+; wanted the workdir of a run"):
+        run(["report", str(tmp_path)])
 
 
 def test_an_attempt_that_never_trained_loses_nothing():

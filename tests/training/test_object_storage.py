@@ -16,7 +16,7 @@ from jaxnet.config.run import Checkpoints, Config, Log
 from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
-from jaxnet.object_storage import mirror, reading, uploads
+from jaxnet.object_storage import mirror, reading, store, uploads
 from jaxnet.object_storage.lock import StoreLock
 from jaxnet.object_storage.steps import stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed, remote_url
@@ -25,6 +25,7 @@ from jaxnet.training.observer import Observer
 from jaxnet.training.trainer import train
 from support.checkpointing import assert_same_bits
 from support.fake_bucket import FakeBuckets, fake_buckets, objects, without_library
+from support.odd_files import DEEP, ODD, deep
 from support.refusals import DIGITS, refused, says
 
 URL = "s3://bucket/run"
@@ -498,6 +499,38 @@ def test_an_object_with_a_wrong_name_is_not_fetched_to_another_place(bucket):
     FakeBuckets().pipe_file("bucket/run/checkpoints/000002/../../../x", b"x")
     with pytest.raises(InputError, match="which no run has written"):
         jaxnet.load(URL)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 256, "half \ud800"])
+def test_an_object_whose_name_no_file_can_have_is_named(name):
+    with pytest.raises(InputError, match=r"an object is called .*, which no run has written; delete it"):
+        store._inside(f"state/{name}")
+
+
+def test_an_object_that_is_too_large_to_be_read_is_not_read(bucket, monkeypatch):
+    FakeBuckets().pipe_file("bucket/run/lock/000001.json", b"x" * 11)
+    monkeypatch.setattr(store, "MOST_BYTES", 10)
+    monkeypatch.setattr(FakeBuckets, "cat_file", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(StoreFailed) as failed:
+        Store(URL).read("lock/000001.json")
+    assert failed.value.strerror == "lock/000001.json has 11 bytes, wanted 10 or less; delete it"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, "[]", '{"owner": null, "beat": 1e999, "ended": false}', '{"owner": {"pid": "../x"}, "beat": 1, "ended": 0}'],
+)
+def test_a_lock_in_the_store_that_no_run_has_written_is_judged_by_its_changes(bucket, content):
+    FakeBuckets().pipe_file("bucket/run/lock/000001.json", content.encode())
+    said = []
+    StoreLock(Store(URL), patience=0.05, say=said.append).release()
+    assert [line.rpartition("; ")[2] for line in said] == ["waiting for a sign of life", "taking over"]
+
+
+@pytest.mark.parametrize("make", [*ODD, deep, lambda path: path.write_text('{"steps": {"1e999": 1}, "files": []}')])
+def test_a_record_that_no_run_has_written_is_none(tmp_path, make):
+    make(tmp_path / "mirror.json")
+    assert uploads.Record.read(tmp_path) is None
 
 
 def test_a_store_that_cannot_be_read_is_named(bucket, monkeypatch):

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from jaxnet.training.display import Display, say_warning, show_warnings
+from jaxnet.errors import show_warnings
+from jaxnet.training.display import Display, say_warning
 from jaxnet.training.observer import Dispatched
 
 VALUES = {"loss": 0.5, "accuracy": 0.25, "examples_per_second": 1000.0, "data_wait_seconds": 0.0, "step_seconds": 0.01}

@@ -1,7 +1,9 @@
 """What a run writes is whole, appended to on a resume, and refused in one line where it cannot be written."""
 
+import errno
 import json
 import math
+import os
 import shutil
 import struct
 import threading
@@ -15,12 +17,15 @@ from tensorboardX.record_writer import masked_crc32c
 from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
+from jaxnet.training import records
 from jaxnet.training.loop import Loop
 from jaxnet.training.records import MetricsWriter, read_settings, write_whole
+from jaxnet.training.results import compare, read_metrics
 from jaxnet.training.stopping import StopSignal
 from jaxnet.training.summary import kept_summary
 from support.dark_digits import SIZE, config_of
 from support.disks import files_no_longer_than
+from support.odd_files import DEEP, ODD, deep, pipe
 from support.runs import train
 from support.training_runs import metrics
 
@@ -33,10 +38,9 @@ def test_write_whole_replaces_the_file_and_leaves_nothing_else(tmp_path):
 
 def test_write_whole_leaves_the_old_file_when_it_fails(tmp_path):
     write_whole(tmp_path / "summary.json", "old")
-    (tmp_path / "summary.json.tmp").mkdir()
-    with pytest.raises(InputError, match=r"summary\.json cannot be written: Is a directory"):
+    with files_no_longer_than(2), pytest.raises(InputError, match=r"summary\.json cannot be written: File too large"):
         write_whole(tmp_path / "summary.json", "new")
-    assert (tmp_path / "summary.json").read_text() == "old"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.json", "old")]
 
 
 def test_records_are_appended_to(tmp_path):
@@ -182,6 +186,59 @@ def test_a_half_line_of_a_killed_run_is_cut_off(tmp_path, half, caplog):
     assert "ended in half a line, which was cut off" in caplog.text
 
 
+@pytest.mark.parametrize("length", [3, records.TAIL - 1, records.TAIL, 2 * records.TAIL + 5])
+@pytest.mark.parametrize("whole", ['{"step": 1}\n', ""])
+def test_half_a_line_of_any_length_is_cut_off(tmp_path, length, whole):
+    (tmp_path / "log").write_text(whole + "x" * length)
+    records.cut_half_line(tmp_path / "log", say=lambda line: None)
+    assert (tmp_path / "log").read_text() == whole
+
+
+def test_half_a_line_that_the_disk_keeps_is_cut_off_before_the_next(tmp_path, monkeypatch):
+    """A disk that takes nothing may not even shorten a file."""
+    log = MetricsWriter(tmp_path, tensorboard=False)
+    with files_no_longer_than(10), monkeypatch.context() as patched:
+        patched.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no")))
+        for step in (1, 2):
+            log.on_metrics(step, "train", {"loss": 0.5})
+        assert (tmp_path / "metrics.jsonl").stat().st_size == 10
+    log.on_metrics(3, "train", {"loss": 0.5})
+    log.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [3]
+
+
+def test_a_pipe_is_not_written_until_it_is_full(tmp_path):
+    pipe(tmp_path / "metrics.jsonl")
+    with pytest.raises(InputError, match=r"metrics\.jsonl cannot be written: it is a pipe, wanted a file"):
+        MetricsWriter(tmp_path, tensorboard=False)
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "{", "3", '{"step": 1}', '{"step": "1", "split": "train"}', '{"step": 1, "split": []}', DEEP]
+)
+def test_a_line_that_is_no_metrics_is_named(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 1}\n' + line + "\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl is no run's metrics: line 2: ."):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        *((name, make) for name in ("metrics.jsonl", "summary.json") for make in ODD),
+        *(("summary.json", make) for make in (deep, lambda path: path.write_text('{"strategy": 3}'))),
+    ],
+)
+def test_a_file_of_results_that_is_none_is_named(tmp_path, name, make):
+    (tmp_path / "summary.json").write_text('{"strategy": "xla", "steps": 3}')
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    with pytest.raises(InputError, match=rf"{name} cannot be read: .+; wanted the workdir of a run"):
+        compare({"a": tmp_path})
+    assert kept_summary(tmp_path / "summary.json", 3, finished=True) is None
+
+
 def test_a_directory_that_vanishes_and_comes_back(tmp_path, caplog):
     workdir = tmp_path / "run"
     workdir.mkdir()
@@ -216,10 +273,17 @@ def test_settings_are_read_as_written(tmp_path):
     assert read_settings(tmp_path / "config.json") == {"epochs": 1}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", DEEP.encode()])
 def test_damaged_settings_are_refused(content, tmp_path):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(InputError, match=r"config\.json is damaged: .*; --allow-config-change writes it anew"):
+        read_settings(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_settings_that_are_no_file_are_refused(make, tmp_path):
+    make(tmp_path / "config.json")
+    with pytest.raises(InputError, match=r"config\.json cannot be read: .*; move it away, or use another --workdir"):
         read_settings(tmp_path / "config.json")
 
 

@@ -180,6 +180,8 @@ WRONG = {
     "quantized": (one(tensor("0", "QInt8Storage", 6, (6,), (1,))), "torch.QInt8Storage"),
     "sparse": (one(tensor(*FULL, (6,), (1,), rebuild="_rebuild_sparse_tensor")), "_rebuild_sparse_tensor"),
     "no tensors": (archive(pickled(ordered_dict({"epoch": number(3)})), {}), "it holds epoch"),
+    "odd names": (archive(pickled(ordered_dict({"a\x1b[31m" * 99: number(3)})), {}), r"a\x1b[31ma\x1b[31ma"),
+    "too many names": (archive(pickled(ordered_dict({"a" * 999: number(3)})), {}), "a... (999 characters), and none"),
     "a list": (archive(pickled(b"]"), {}), "it holds a list"),
     "key of a list": (archive(pickled(b"}(" + row(number(1)) + number(2) + b"u"), {}), "keys"),
     "empty pickle": (archive(b"", {}), "damaged"),

@@ -6,6 +6,7 @@ import functools
 import io
 import struct
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from jaxnet.data.photos.crops import Box, ChooseBox
+from jaxnet.data.png import require_all_rows
 from jaxnet.data.source import to_mode
 from jaxnet.errors import one_line
 
@@ -25,7 +27,7 @@ _SHRINKS = (8, 4, 2)  # libjpeg has fast code for these; a factor of 8/5 is slow
 # What Pillow raises on broken bytes, as fuzzing found it.
 _BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, LookupError, ArithmeticError, TypeError, AttributeError),
-    *(struct.error, Image.DecompressionBombError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 
 
@@ -52,6 +54,7 @@ def open_image(data: bytes) -> Iterator[Image.Image]:
         raise DamagedImage("it is empty")
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+            require_all_rows(picture, data)
             yield picture
     except UnidentifiedImageError as error:
         raise DamagedImage("it is neither a JPEG nor a PNG image") from error

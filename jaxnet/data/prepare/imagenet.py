@@ -40,6 +40,7 @@ from jaxnet.data.prepare.shards import (
 from jaxnet.data.prepare.tars import TRAIN, VALIDATION, fingerprint, index_train, index_validation
 from jaxnet.data.tfds import data_directory, find_builder, is_prepared
 from jaxnet.errors import InputError
+from jaxnet.files import read_object, record_of
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -305,8 +306,18 @@ def read_prepared(info: tfds.core.DatasetInfo) -> Prepared:
     """Describe a prepared data set, by this command or by TFDS."""
     directory = Path(info.data_dir)
     path = directory / _SUMMARY
-    found = json.loads(path.read_text()) if path.exists() else {"damaged": {}, "converted": {}}
-    return Prepared(directory, {name: split.num_examples for name, split in info.splits.items()}, **found)
+    try:
+        found = record_of(_Summary, read_object(path)) if path.exists() else _Summary({}, {})
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} does not say how it was prepared: {error}; remove it") from error
+    return Prepared(directory, {name: split.num_examples for name, split in info.splits.items()}, *found)
+
+
+class _Summary(NamedTuple):
+    """What stands beside a prepared data set: the damaged and the converted images, with reasons."""
+
+    damaged: dict[str, str]
+    converted: dict[str, str]
 
 
 def finish(info: tfds.core.DatasetInfo, work: Path, reports: dict[str, list[ShardReport]]) -> Prepared:

@@ -27,6 +27,7 @@ from PIL import Image
 from jaxnet.data.photos.decoding import DamagedImage, open_image
 from jaxnet.data.source import to_mode
 from jaxnet.errors import InputError, one_line
+from jaxnet.files import read_object, record_of
 
 
 class PrepareListener:
@@ -129,7 +130,11 @@ def write_shard(
 
 def read_report(work: Path, task: ShardTask) -> ShardReport:
     """Return the report of a written shard."""
-    return ShardReport(**json.loads((work / "reports" / task.name).read_text()))
+    path = work / "reports" / task.name
+    try:
+        return record_of(ShardReport, read_object(path))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no report of a shard: {error}; remove {work} and start again") from error
 
 
 @contextmanager
