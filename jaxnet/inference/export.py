@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from jaxnet.checkpoints.leaves import described, named_leaves, nested, shapes_of
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
-from jaxnet.files import OddFile, read_object, record_of, replace, replacing, require_replaceable
+from jaxnet.files import OddFile, read_object, record_of, regular, replace, replacing, require_replaceable
 from jaxnet.inference.network import Network
 from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.models import inference_options
@@ -73,7 +73,9 @@ def export(
         "batch": batch,
         "jax": jax.__version__,
         "platforms": list(platforms),
+        "bytes": len(program),
         "sha256": hashlib.sha256(program).hexdigest(),
+        "weights_bytes": None,
         "weights_sha256": None,
     }
     with _writing(out):
@@ -81,6 +83,7 @@ def export(
         description_path(out).unlink(missing_ok=True)
         if separate_weights:
             description["weights_sha256"] = _write_weights(network, weights_path(out))
+            description["weights_bytes"] = weights_path(out).stat().st_size
         replace(out, program)
         replace(description_path(out), json.dumps(description, indent=1) + "\n")
     return files
@@ -146,14 +149,14 @@ def load_exported(path: Path, batch: int = 32) -> Predictor:
         InputError: it was not written by `jaxnet export`, has changed since, or is for other platforms or a newer JAX.
     """
     about = _description(path)
-    _require(path, about.sha256)
+    _require(path, about.sha256, about.bytes)
     exported = _deserialized(path, about.jax)
     platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if platform not in exported.platforms:
         raise InputError(f"{path} is for {', '.join(exported.platforms)}; JAX has {platform} here: export it again")
     arguments: tuple[Any, ...] = ()
     if about.weights_sha256 is not None:
-        _require(weights_path(path), about.weights_sha256)
+        _require(weights_path(path), about.weights_sha256, about.weights_bytes)
         weights, _ = read_safetensors(weights_path(path))
         arguments = (jax.device_put(weights, jax.devices()[0]),)
     run = jax.jit(exported.call, compiler_options=inference_options(jax.default_backend()))
@@ -166,7 +169,10 @@ def load_exported(path: Path, batch: int = 32) -> Predictor:
 
 
 class _Description(NamedTuple):
-    """What of a description is needed to call the program; `inputs`, or else `example`, says what it takes."""
+    """What of a description is needed to call the program; `inputs`, or else `example`, says what it takes.
+
+    Older descriptions do not say how long the files are.
+    """
 
     batch: int | None
     jax: str
@@ -174,6 +180,8 @@ class _Description(NamedTuple):
     weights_sha256: str | None
     inputs: dict[str, Any] | None = None
     example: dict[str, str] | None = None
+    bytes: int | None = None
+    weights_bytes: int | None = None
 
     def given(self) -> Inputs | dict[str, Any]:
         if self.inputs is not None:
@@ -216,8 +224,11 @@ def _deserialized(path: Path, written_by: str) -> jax_export.Exported:
     return exported
 
 
-def _require(path: Path, sha256: str) -> None:
+def _require(path: Path, sha256: str, size: int | None) -> None:
     try:
+        there = regular(path).st_size
+        if size not in (None, there):  # first, because a file without an end has no digest
+            raise InputError(f"{path} is not as it was written: it has {there:,} bytes, its description says {size:,}")
         digest = file_digest(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error

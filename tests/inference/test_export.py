@@ -1,6 +1,7 @@
 """An exported network gives what the predictor gives, and JAX alone runs it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_a_flipped_bit_is_refused(exported):
         with pytest.raises(InputError, match=f"{path} is not as it was written"):
             load(exported)
         path.write_bytes(whole)
+    load(exported)
+
+
+def test_a_file_without_an_end_is_refused_before_it_is_read(exported, monkeypatch):
+    os.truncate(weights_path(exported), 1 << 40)
+    monkeypatch.setattr("jaxnet.inference.export.file_digest", lambda path: {exported: file_digest(exported)}[path])
+    with pytest.raises(InputError, match="it has 1,099,511,627,776 bytes, its description says "):
+        load(exported)
+
+
+def test_a_description_from_before_sizes_were_said(exported):
+    about = json.loads(description_path(exported).read_text())
+    description_path(exported).write_text(json.dumps({key: about[key] for key in about if "bytes" not in key}))
     load(exported)
 
 
@@ -200,7 +214,7 @@ def test_what_stands_for_the_weights_is_not_waited_for(exported):
 def test_a_program_that_is_none(exported):
     exported.write_bytes(b"rubbish")
     about = json.loads(description_path(exported).read_text())
-    description_path(exported).write_text(json.dumps({**about, "sha256": file_digest(exported)}))
+    description_path(exported).write_text(json.dumps({**about, "sha256": file_digest(exported), "bytes": 7}))
     with pytest.raises(InputError, match="cannot read it: export it"):
         load(exported)
 
