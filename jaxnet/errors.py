@@ -1,6 +1,7 @@
 """The exception for mistakes of users, how a command ends on it, and output that must not fail."""
 
 import os
+import select
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -71,6 +72,16 @@ def drop(stream: IO[Any], error: OSError) -> None:
             if not isinstance(error, BrokenPipeError):
                 os.dup2(before, file)
             os.close(before)
+
+
+def has_lost_reader(stream: IO[Any]) -> bool:
+    """Whether nobody reads the pipe to which `stream` writes, as after `| head`."""
+    ends = select.poll()
+    try:
+        ends.register(stream.fileno(), 0)  # for nothing but a broken connection, which poll always reports
+    except (OSError, ValueError):  # it has no file, or is closed
+        return False
+    return bool(ends.poll(0))
 
 
 def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:

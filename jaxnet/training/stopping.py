@@ -15,7 +15,8 @@ class StopSignal:
     """SIGTERM or SIGINT on any process makes all processes stop after the same step.
 
     A context manager. Ask `should_stop` once for every step, on all processes, with the same step number. A
-    second SIGINT (Ctrl-C twice) raises KeyboardInterrupt at once. The handlers before it come back on exit.
+    second SIGINT (Ctrl-C twice) raises KeyboardInterrupt at once. SIGINT that was ignored before stays ignored. The
+    handlers before it come back on exit.
 
     In one process the handlers set a flag. In several, JAX's preemption service receives SIGTERM (no handler
     of Python's sees it once jax.distributed is up), tells the other processes, and picks a step that none has
@@ -36,7 +37,8 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         self._several = jax.process_count() > 1
-        caught = [signal.SIGINT]
+        # A shell starts background jobs with SIGINT ignored: Ctrl-C, which reaches them, is then meant for others.
+        caught = [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
         if not self._several:
             caught.append(signal.SIGTERM)
         if self._flag is not None:
