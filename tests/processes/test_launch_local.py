@@ -189,8 +189,8 @@ def test_a_rank_starts_while_the_keeper_is_dead():
 
 
 def test_a_stopped_rank_ends_with_the_job(program):
-    with launch(program(RANK + "print('pids', os.getpid())\nsignal.pause()")) as job:
-        os.kill(pids_of(job, 2)[0], signal.SIGSTOP)
+    with launch(program(RANK + "print('pids', os.getpid())\nsignal.pause()"), processes=1) as job:
+        os.kill(*pids_of(job, 1), signal.SIGSTOP)
         os.kill(job.pid, signal.SIGTERM)
         assert job.finish() == 143
 
