@@ -144,9 +144,13 @@ def _meet(place: Place, timeout_seconds: float) -> str | None:
     return meet(place.coordinator, place.bind, place.process_index, place.process_count, timeout_seconds)
 
 
+_PREEMPTION = "jax_enable_preemption_service"  # it would take SIGTERM, which is for `LastStep`
+
+
 def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -> None:
     """Let JAX join the processes. Limits not given here stay JAX's own, such as 300 s for the last to finish."""
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM; see `LastStep`
+    if hasattr(jax.config, _PREEMPTION):
+        jax.config.update(_PREEMPTION, False)
     options = {**options, "heartbeat_timeout_seconds": heartbeat_seconds(os.environ)}
     if place.coordinator is None:
         try:
