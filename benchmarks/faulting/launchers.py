@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 
 from benchmarks.faulting.digits import STEPS
-from benchmarks.faulting.processes import MOST_STEPS, killed_at, went_on
+from benchmarks.faulting.processes import MOST_STEPS, killed_at
 from benchmarks.faulting.rounds import Outcome, Round
 from benchmarks.faulting.watched import PATIENCE_SECONDS, Unmet, Watched, descendants, lives, words
 
@@ -50,7 +50,7 @@ def launcher_killed(job: Round) -> list[Outcome]:
     for _ in range(job.count):
         with job.launch() as run:
             if killed:
-                outcomes.append(went_on(run, killed, done)._replace(survived=gone))
+                outcomes.append(_goes_on(run, killed, done, gone))
             run.wait_for_step(count=job.draw.randint(3, MOST_STEPS))
             everything = descendants(run.pid)
             os.kill(run.pid, signal.SIGKILL)
@@ -59,9 +59,15 @@ def launcher_killed(job: Round) -> list[Outcome]:
             done = int(run.find(r"^\[0\] step +(\d+)/")[-1][1][1])
             gone = _end(everything)
     with job.launch() as run:
-        outcomes.append(went_on(run, killed, done)._replace(survived=gone))
+        outcomes.append(_goes_on(run, killed, done, gone))
         finished = run.finish() == 0 and job.finished()
     return [outcome._replace(survived=outcome.survived and finished, same=job.same()) for outcome in outcomes]
+
+
+def _goes_on(run: Watched, killed: float, done: int, gone: bool) -> Outcome:
+    """Of the command, given again; without a checkpoint yet it begins anew. The last lines of the first may be lost."""
+    line, match = run.wait_for(r"^\[0\] step +(\d+)/")
+    return Outcome(gone, max(0, done - int(match[1]) + 1), line.at - killed)
 
 
 def two_starts(job: Round) -> list[Outcome]:

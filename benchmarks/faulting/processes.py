@@ -97,7 +97,7 @@ def told_to_end(job: Round) -> list[Outcome]:
     for _ in range(job.count):
         with job.launch() as run:
             if told:
-                outcomes.append(went_on(run, told, stopped_at))
+                outcomes.append(_went_on(run, told, stopped_at))
             run.wait_for_step(count=job.draw.randint(3, MOST_STEPS))
             told = time.monotonic()
             os.kill(run.rank(job.draw.randrange(2)), signal.SIGTERM)
@@ -105,13 +105,12 @@ def told_to_end(job: Round) -> list[Outcome]:
                 raise Unmet("it did not end well")
             stopped_at = int(run.wait_for(r"stopped by SIGTERM after step (\d+); run again")[1][1])
     with job.launch() as run:
-        outcomes.append(went_on(run, told, stopped_at))
+        outcomes.append(_went_on(run, told, stopped_at))
         finished = run.finish() == 0 and job.finished()
     return [outcome._replace(survived=finished, same=job.same()) for outcome in outcomes]
 
 
-def went_on(run: Watched, told: float, stopped_at: int) -> Outcome:
-    """How a command, given again, goes on after one that has come so far and met its end at that time."""
+def _went_on(run: Watched, told: float, stopped_at: int) -> Outcome:
     resumed = int(run.wait_for(r"^\[0\] continuing .* from step (\d+)$")[1][1])
     return Outcome(True, stopped_at - resumed, run.wait_for_step().at - told)
 
