@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.faulting import kept, links, moments, processes, storage, values
+from benchmarks.faulting import kept, launchers, links, moments, processes, storage, values
 from benchmarks.faulting.kept import Tried
 from benchmarks.faulting.rounds import Fault, Outcome, Round, Unbroken
 from benchmarks.faulting.watched import Unmet
@@ -30,6 +30,7 @@ from jaxnet.report.goodput import read_ledger
 
 FAULTS = (
     Fault("kill", "kill -9 of a random rank at a random time", 30, processes.killed),
+    Fault("start-up", "kill -9 of a rank while it starts", 10, processes.killed_starting),
     Fault("stuck", "SIGSTOP of a rank: alive but stuck", 5, processes.stuck),
     Fault("told", "SIGTERM of one rank", 10, processes.told_to_end),
     Fault("save", "kill -9 inside a checkpoint save", 30, processes.killed_in_a_save),
@@ -51,6 +52,10 @@ FAULTS = (
     Fault("cut-2x2", "a host's link down for 5 s, hierarchical, 2x2", 3, links.cut_in_a_hierarchy, at_once=3),
     Fault("lossy-2x2", "a host's link drops packets, hierarchical, 2x2", 3, links.lossy_in_a_hierarchy, at_once=3),
     Fault("second-run", "a second run on the same workdir", 4, processes.second_run, at_once=2),
+    Fault("keeper", "kill -9 of the launcher's keeper, then of a rank", 5, launchers.keeper_killed),
+    Fault("launcher-stopped", "SIGSTOP of the launcher, then SIGCONT", 5, launchers.launcher_stopped),
+    Fault("launcher", "kill -9 of the launcher", 5, launchers.launcher_killed),
+    Fault("two-starts", "two starts at one instant on the same workdir", 5, launchers.two_starts),
 )
 
 

@@ -6,6 +6,7 @@ whatever a terminal could take for a command is shown as its number.
 
 import logging
 import os
+import select
 import sys
 import threading
 import unicodedata
@@ -114,6 +115,16 @@ def drop(stream: IO[Any], error: OSError) -> None:
             if not isinstance(error, BrokenPipeError):
                 os.dup2(before, file)
             os.close(before)
+
+
+def has_lost_reader(stream: IO[Any]) -> bool:
+    """Whether nobody reads the pipe to which `stream` writes, as after `| head`."""
+    ends = select.poll()
+    try:
+        ends.register(stream.fileno(), 0)  # for nothing but a broken connection, which poll always reports
+    except (OSError, ValueError):  # it has no file, or is closed
+        return False
+    return bool(ends.poll(0))
 
 
 # ---- Warnings -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from benchmarks.faulting.story import failures
 from benchmarks.faulting.watched import PATIENCE_SECONDS, Unmet, Watched
 
 _START_SECONDS = 2.0  # about what a start takes on a quiet machine: a later kill might find that the run has ended
-_STEPS = 20  # that an attempt does before a fault, at most; a round of five then ends before the run does
+MOST_STEPS = 20  # that an attempt does before a fault, at most; a round of five then ends before the run does
 _SILENT = {0: "rank 0, through which ranks talk, does not answer", 1: "rank 1 is silent"}
 
 
@@ -23,10 +23,10 @@ def killed(job: Round) -> list[Outcome]:
         if job.draw.random() < 0.2:
             time.sleep(job.draw.uniform(0, _START_SECONDS))
         else:
-            run.wait_for_step(begun, job.draw.randint(1, _STEPS))
+            run.wait_for_step(begun, job.draw.randint(1, MOST_STEPS))
             time.sleep(job.draw.uniform(0, PACE_SECONDS))
 
-    return _killed_at(job, moment)
+    return killed_at(job, moment)
 
 
 def killed_in_a_save(job: Round) -> list[Outcome]:
@@ -43,7 +43,7 @@ def killed_in_a_save(job: Round) -> list[Outcome]:
         published.append(max(_steps(checkpoints)))
         inside.append(saving.exists())
 
-    outcomes = _killed_at(job, moment)
+    outcomes = killed_at(job, moment)
     whole = not (checkpoints / "damaged").exists()
     resumed = [failure.resumed for failure in failures(job.jobs[-1].lines)]
     return [
@@ -55,7 +55,13 @@ def killed_in_a_save(job: Round) -> list[Outcome]:
     ]
 
 
-def _killed_at(job: Round, moment: Callable[[Watched, float], None]) -> list[Outcome]:
+def killed_starting(job: Round) -> list[Outcome]:
+    """A random rank while it starts: before it has met the other, while JAX joins them, while they compile."""
+    return killed_at(job, lambda run, begun: time.sleep(job.draw.uniform(0, _START_SECONDS)))
+
+
+def killed_at(job: Round, moment: Callable[[Watched, float], None]) -> list[Outcome]:
+    """A random rank, at each `moment(run, begun)`: when that returns, in the attempt that has begun at that time."""
     with job.launch(restarts=job.count + 3) as run:
         expected = []
         for number in range(job.count):
@@ -75,7 +81,7 @@ def stuck(job: Round) -> list[Outcome]:
         for number in range(job.count):
             rank = job.draw.randrange(2)
             process = run.rank(rank)
-            run.wait_for_step(time.monotonic(), job.draw.randint(10, _STEPS))
+            run.wait_for_step(time.monotonic(), job.draw.randint(10, MOST_STEPS))
             stopped = time.monotonic()
             os.kill(process, signal.SIGSTOP)
             line, _ = run.wait_for(rf"^\[{1 - rank}\] watchdog: .*{_SILENT[rank]}", stopped)
@@ -92,7 +98,7 @@ def told_to_end(job: Round) -> list[Outcome]:
         with job.launch() as run:
             if told:
                 outcomes.append(_went_on(run, told, stopped_at))
-            run.wait_for_step(count=job.draw.randint(3, _STEPS))
+            run.wait_for_step(count=job.draw.randint(3, MOST_STEPS))
             told = time.monotonic()
             os.kill(run.rank(job.draw.randrange(2)), signal.SIGTERM)
             if run.finish() != 0:

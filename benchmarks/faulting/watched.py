@@ -100,6 +100,10 @@ class Watched:
                 raise Unmet(f"there is no rank {number}")
             time.sleep(_POLL_SECONDS)
 
+    def has_ended(self) -> bool:
+        """Whether it has."""
+        return self._process.poll() is not None
+
     def finish(self) -> int:
         """Wait for its end; the exit status."""
         begun = time.monotonic()
@@ -124,6 +128,22 @@ def descendants(pid: int) -> list[int]:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             found += [int(child), *descendants(int(child))]
     return found
+
+
+def words(pid: int) -> list[str]:
+    """The command line of a process; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _is_rank(pid: int, number: int) -> bool:

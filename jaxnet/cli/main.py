@@ -18,7 +18,7 @@ from jaxnet.cli.report import add_report, add_timeline
 from jaxnet.cli.train import add_train
 from jaxnet.cluster.huge_pages import use_huge_pages
 from jaxnet.command_line import Parser
-from jaxnet.errors import InputError, drop, exit_cleanly, say
+from jaxnet.errors import InputError, drop, exit_cleanly, has_lost_reader, say
 
 # No module of this package imports JAX before it runs a command, so that `jaxnet --help` answers at once.
 _COMMANDS = (
@@ -57,12 +57,20 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _to_the_end(argv: Sequence[str]) -> int:
-    """Run a command line. The status is 1 if output is lost, in silence when its reader has gone, as after `| head`."""
+    """Run a command line. The status is 1 if output is lost, in silence when its reader has gone, as after `| head`.
+
+    A pipe to another process, which may break too, is none of that: where the output still has its reader, the error is
+    shown.
+    """
     try:
         status = run(argv)
         sys.stdout.flush()  # here, where a failure can still be reported
     except OSError as error:
-        if not isinstance(error, BrokenPipeError) and (error.errno != errno.ENOSPC or error.filename is not None):
+        if isinstance(error, BrokenPipeError):
+            of_output = has_lost_reader(sys.stdout)
+        else:
+            of_output = error.errno == errno.ENOSPC and error.filename is None
+        if not of_output:
             raise
         drop(sys.stdout, error)
         if not isinstance(error, BrokenPipeError):

@@ -20,6 +20,7 @@ from jaxnet.cluster.job_token import token_in
 from jaxnet.cluster.mpi import ControlChannel
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.cluster.tls import check_credentials, credentials_in, initialize_options
+from jaxnet.cluster.told import told
 from jaxnet.errors import InputError, one_line
 
 
@@ -127,6 +128,7 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
         listen_on(hostname=address)
     spare_thread()
     leave_on_uncaught_errors()
+    told.notice()
     return Cluster(
         process_index=jax.process_index() if place.process_index is None else place.process_index,
         process_count=jax.process_count() if place.process_count is None else place.process_count,
@@ -144,8 +146,13 @@ def _meet(place: Place, timeout_seconds: float) -> str | None:
     return meet(place.coordinator, place.bind, place.process_index, place.process_count, timeout_seconds, token)
 
 
+_PREEMPTION = "jax_enable_preemption_service"  # it would take SIGTERM, which is for `LastStep`
+
+
 def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -> None:
     """Let JAX join the processes. Limits not given here stay JAX's own, such as 300 s for the last to finish."""
+    if hasattr(jax.config, _PREEMPTION):
+        jax.config.update(_PREEMPTION, False)
     options = {**options, "heartbeat_timeout_seconds": heartbeat_seconds(os.environ)}
     if place.coordinator is None:
         try:

@@ -126,14 +126,18 @@ class Mirror:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._during:
-            try:
-                while not self.finished(2.0):
-                    pass
-            except Lost:
+            self.send(error)
+
+    def send(self, error: BaseException | None = None) -> None:
+        """Upload what is complete, and say what is missing in the end, unless `error` says it."""
+        try:
+            while not self.finished(2.0):
                 pass
-            except InputError as missing:
-                if error is None or str(missing) != str(error):
-                    self._say(str(missing))
+        except Lost:
+            pass
+        except InputError as missing:
+            if error is None or str(missing) != str(error):
+                self._say(str(missing))
 
     def _fetch(self) -> None:
         try:

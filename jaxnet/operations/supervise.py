@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, BinaryIO
 
 from jaxnet.cluster.environment import name_ranks
 from jaxnet.errors import drop, say
+from jaxnet.operations.keeper import TETHER, Keeper
 
-_TETHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py"))]
 _LONGEST_LINE = 1 << 20  # longer ones are passed on in pieces: output without line ends must not fill the memory
 _LONGEST_QUOTE = 2000  # bytes kept of the last line on stderr
 _DRAIN_SECONDS = 2.0
@@ -102,11 +101,13 @@ def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0, beside: Bes
     """
     job = _Job(grace_seconds)
     other = beside(lambda: job.events.put(_STOP)) if beside else nullcontext()
-    with signals_to(lambda number: job.events.put(signal.Signals(number))), other:
-        for rank in ranks:
-            job.launch(rank)
-        job.watch()
-    job.finish()
+    try:
+        with signals_to(lambda number: job.events.put(signal.Signals(number))), other:
+            for rank in ranks:
+                job.launch(rank)
+            job.watch()
+    finally:
+        job.finish()
     return job.result()
 
 
@@ -142,25 +143,37 @@ def how_it_ended(ended: Ended) -> str:
     >>> how_it_ended(Ended(1, 255, 1.0, "node2"))
     'rank 1 on node2 exited with status 255 after 1.0 s'
     """
-    if ended.returncode < 0:
-        how = f"was killed by {signal.Signals(-ended.returncode).name} ({-ended.returncode})"
-    else:
-        how = f"exited with status {ended.returncode}"
     where = f" on {ended.where}" if ended.where else ""
-    return f"rank {ended.index}{where} {how} after {ended.seconds:.1f} s"
+    return f"rank {ended.index}{where} {ending(ended.returncode)} after {ended.seconds:.1f} s"
+
+
+def ending(returncode: int) -> str:
+    """A return code of subprocess in words.
+
+    >>> ending(-9)
+    'was killed by SIGKILL (9)'
+    """
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name} ({-returncode})"
+    return f"exited with status {returncode}"
+
+
+@dataclass(frozen=True)
+class _KeeperEnded:
+    returncode: int
 
 
 class _Job:
     """The running processes of a job.
 
-    A thread for each process waits for its end, two more copy its output, and signal handlers may run at any moment.
-    They put events into one queue, which `watch` handles one by one, so one thread alone decides what happens.
+    A thread for each process waits for its end, two more copy a rank's output, and signal handlers may run at any
+    moment. They put events into one queue, which `watch` handles one by one, so one thread alone decides what happens.
     """
 
     def __init__(self, grace_seconds: float) -> None:
         self.grace_seconds = grace_seconds
         # A signal handler may put into a SimpleQueue at any moment, even while `watch` waits in `get`.
-        self.events: queue.SimpleQueue[Ended | signal.Signals | str] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Ended | _KeeperEnded | signal.Signals | str] = queue.SimpleQueue()
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self._failure: Ended | None = None
         self._others = 0
@@ -171,28 +184,20 @@ class _Job:
         self._unread = False
         self._pumps: list[threading.Thread] = []
         self._writing = threading.Lock()
-        # The keeper reads this pipe, and kills all ranks when the writing end closes, however this process ends.
-        reading, self._pipe = os.pipe()
-        self._keeper = subprocess.Popen(
-            [*_TETHER, "keep"],
-            stdin=reading,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.close(reading)
+        self._keeper = Keeper(lambda returncode: self.events.put(_KeeperEnded(returncode)))
 
     def launch(self, rank: Rank) -> None:
         process = subprocess.Popen(
-            [*_TETHER, "rank", str(self._pipe), str(os.getpid()), *rank.command],
+            [*TETHER, "rank", str(self._keeper.pipe), str(os.getpid()), *rank.command],
             env=dict(rank.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=[self._pipe],
+            pass_fds=[self._keeper.pipe],
             start_new_session=True,  # its own process group, so that all it starts can be killed with it
         )
         self.running[rank.index] = process
+        self._keeper.add(process.pid)
         assert process.stdout is not None
         assert process.stderr is not None
         self._pump(rank.index, process.stdout, sys.stdout.buffer)
@@ -211,6 +216,8 @@ class _Job:
                 continue
             if isinstance(event, Ended):
                 self._on_end(event)
+            elif isinstance(event, _KeeperEnded):
+                self._on_keeper_end(event.returncode)
             elif isinstance(event, signal.Signals):
                 self._on_signal(event)
             elif event == _STOP:
@@ -221,12 +228,12 @@ class _Job:
                 announce(f"passed SIGTERM on to {name_ranks(sorted(self.running))}: nobody reads the output any more")
 
     def finish(self) -> None:
-        """Pass on the last output and let the keeper end."""
+        """Pass on the last output and end the keeper. What still runs, after an error here, is killed."""
+        self._kill_all()
         give_up = time.monotonic() + _DRAIN_SECONDS
         for pump in self._pumps:
             pump.join(max(give_up - time.monotonic(), 0))
-        os.close(self._pipe)
-        self._keeper.wait()
+        self._keeper.close()
 
     def result(self) -> ChildResult:
         failed = -1 if self._failure is None else self._failure.index
@@ -239,14 +246,22 @@ class _Job:
         # Kill what the rank started and left behind, then take its group back from the keeper: the kernel may give the
         # number to a new process.
         _kill_group(group)
-        os.write(self._pipe, f"-{group}\n".encode())
+        self._keeper.forget(group)
         if ended.returncode != 0 and self._failure is None:
             self._failure = ended
             self._others = len(self.running)
             self._at = time.monotonic()
             self._deadline = self._at + self.grace_seconds
             self._send_all(signal.SIGTERM)
-            self._send_all(signal.SIGCONT)  # a stopped process would not act on SIGTERM
+
+    def _on_keeper_end(self, returncode: int) -> None:
+        what = f"the keeper, which kills all ranks if the launcher dies, {ending(returncode)}"
+        if self._keeper.replace():
+            announce(f"{what}; started another")
+        else:
+            announce(
+                f"{what}; the job goes on without one: should the launcher be killed, see whether anything runs on"
+            )
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signalled:
@@ -259,6 +274,7 @@ class _Job:
     def _send_all(self, number: signal.Signals) -> None:
         for process in self.running.values():
             process.send_signal(number)
+            process.send_signal(signal.SIGCONT)  # a stopped process would not act on the other
 
     def _kill_all(self) -> None:
         for process in self.running.values():

@@ -8,7 +8,7 @@ A launcher killed by SIGKILL can do nothing itself, so there are two ties:
   of that pipe, which the launcher holds, is closed. This reaches what COMMAND started too.
 
 A rank writes its own number into the pipe before it turns into COMMAND, and holds that end until then. So it never
-runs without the keeper knowing it.
+runs without the keeper knowing it. When the keeper itself dies, the launcher starts another and tells it all numbers.
 
 This is a file of its own because each rank starts through it, by path, with `python -I -S` (about 20 ms): it may
 import the standard library only. It is a process and not code between fork and exec (`preexec_fn`), because that is
@@ -30,7 +30,8 @@ def become(pipe: int, launcher: int, command: list[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         sys.exit(1)  # the launcher died before the call above, so no SIGKILL will come
-    os.write(pipe, f"{os.getpid()}\n".encode())
+    with suppress(BrokenPipeError):  # the keeper has just died: the launcher tells the next one
+        os.write(pipe, f"{os.getpid()}\n".encode())
     os.set_inheritable(pipe, False)
     # Python ignores these signals, and exec would pass that on to programs that rely on them.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

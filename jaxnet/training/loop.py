@@ -123,7 +123,7 @@ class Loop:
             self.guard.drain()
             for observer in self.observers:
                 observer.on_end(step)
-        reason = (stop.signal_name or self._wanted) if step < total else None
+        reason = (stop.reason or self._wanted) if step < total else None
         return Outcome(state, step, evaluation, reason, self._pace.seconds, self._pace.waited, self.guard.counts)
 
     def _one(self, state: TrainState, batches: BatchStream, step: int) -> TrainState:

@@ -1,26 +1,25 @@
 """A clean stop: a signal to any process ends training on all of them after the same step."""
 
-import os
 import signal
 from types import FrameType, TracebackType
 from typing import Self
 
 import jax
-from jax.experimental import multihost_utils
 
+from jaxnet.cluster.last_step import LastStep
 from jaxnet.cluster.mpi import Flag
+from jaxnet.cluster.told import told
 
 
 class StopSignal:
     """SIGTERM or SIGINT on any process makes all processes stop after the same step.
 
-    A context manager. Ask `should_stop` once for every step, on all processes, with the same step number. A
-    second SIGINT (Ctrl-C twice) raises KeyboardInterrupt at once. The handlers before it come back on exit.
+    A context manager. Ask `should_stop` once for every step, on all processes. A second SIGINT (Ctrl-C twice) raises
+    KeyboardInterrupt at once. SIGINT that was ignored before stays ignored. The handlers before it come back on exit.
 
-    In one process the handlers set a flag. In several, JAX's preemption service receives SIGTERM (no handler
-    of Python's sees it once jax.distributed is up), tells the other processes, and picks a step that none has
-    passed; SIGINT is handed on to it. The service needs about a second to notice. With a `flag` of MPI's ranks the
-    handlers raise that; then SIGUSR1 stops as well, which mpirun hands on to all ranks, and goes on waiting.
+    In one process the handlers set a flag. In several, `LastStep` agrees on a step that none has passed, which takes
+    up to a second. With a `flag` of MPI's ranks the handlers raise that; then SIGUSR1 stops as well, which mpirun hands
+    on to all ranks, and goes on waiting.
 
     >>> with StopSignal() as stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -36,9 +35,12 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         self._several = jax.process_count() > 1
-        caught = [signal.SIGINT]
-        if not self._several:
-            caught.append(signal.SIGTERM)
+        if self._several:
+            self._last_step = LastStep(jax.process_index(), jax.process_count(), self._is_told)
+            self._last_step.start()
+        # A shell starts background jobs with SIGINT ignored: Ctrl-C, which reaches them, is then meant for others.
+        caught = [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
+        caught.append(signal.SIGTERM)
         if self._flag is not None:
             caught.append(signal.SIGUSR1)
         self._before = {number: signal.signal(number, self._on_signal) for number in caught}
@@ -52,6 +54,13 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._flag is not None and error is None:
             self._flag.close()
+        if self._several:
+            self._last_step.close(well=error is None)
+
+    @property
+    def reason(self) -> str | None:
+        """The signal that stopped all; None if it came too late for that, or did not come."""
+        return self.signal_name if self._stopping else None
 
     def should_stop(self, step: int) -> bool:
         """Whether `step` is the last; True from then on. `signal_name` says why.
@@ -59,7 +68,7 @@ class StopSignal:
         On a process that was not itself interrupted the name is that of the notice that all share, SIGTERM.
         """
         if self._several and not self._stopping:
-            self._stopping = multihost_utils.reached_preemption_sync_point(step)
+            self._stopping = self._last_step.ask()
         if self._flag is not None and not self._stopping:
             self._stopping = self._flag.seen(self.signal_name is not None)
         if self._stopping and self.signal_name is None:
@@ -72,7 +81,8 @@ class StopSignal:
                 raise KeyboardInterrupt
             self._interrupted = True
         self.signal_name = self.signal_name or signal.Signals(number).name
-        if self._several:
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif self._flag is None:
+        if not self._several and self._flag is None:
             self._stopping = True
+
+    def _is_told(self) -> bool:
+        return self.signal_name is not None or told.is_set()

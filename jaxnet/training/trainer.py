@@ -74,7 +74,7 @@ def train(
         place = during.enter_context(
             opened(workdir, config, processes, ledger, watchdog.begins, allow_config_change=allow_config_change)
         )
-        directory, fence = place.path, place.fence
+        directory, fence, watchdog.before_leaving = place.path, place.fence, place.sent
 
         # ---- State: restored from the newest good checkpoint, or made on the mesh -----------------------------
         checkpoints = open_checkpoints(experiment, place)

@@ -1,9 +1,10 @@
-"""A run that hangs ends, and says where it stood and for which rank it waited."""
+"""A run that hangs ends, and says where it stood and for which rank it waited; once it is told to end, sooner."""
 
 import contextlib
 import faulthandler
 import itertools
 import os
+import signal
 import statistics
 import sys
 import threading
@@ -18,6 +19,7 @@ import jax
 
 from jaxnet.cluster import coordination
 from jaxnet.cluster.start import Cluster, joined
+from jaxnet.cluster.told import told
 from jaxnet.config.run import WatchdogLimits
 from jaxnet.errors import say
 from jaxnet.training.observer import Dispatched, Observer
@@ -27,8 +29,11 @@ from jaxnet.training.pacing import IN_FLIGHT
 
 
 COMPILING = "compiling"
-_LONGEST_SECONDS = 5.0
+LEFT = "left"  # in good order: nobody waits for it any more
+_LONGEST_SECONDS = 1.0
+_GONE_SECONDS = 4.0  # without a sign of life, of a rank for which one that was told to end waits
 _ALONE = "this process waits for nobody else"
+_UNREACHED = "rank 0, through which ranks talk, does not answer"
 
 
 class PeerHeartbeat:
@@ -39,15 +44,16 @@ class PeerHeartbeat:
 
     def __init__(self, said: Callable[[], tuple[int, str]], seconds: float) -> None:
         self._said, self._seconds = said, min(seconds, _LONGEST_SECONDS)
-        self._stopped = threading.Event()
+        self._stopped, self._well = threading.Event(), False
         self._thread = threading.Thread(target=self._beat, name="heartbeat to peers", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Say nothing more; a service that does not answer is not waited for."""
+    def stop(self, *, well: bool) -> None:
+        """Say nothing more, or only that all went `well`; a service that does not answer is not waited for."""
+        self._well = well
         self._stopped.set()
         self._thread.join(self._seconds)
 
@@ -55,31 +61,47 @@ class PeerHeartbeat:
         """Names the ranks that are silent or behind `step`, which takes a few beats; None if one of them compiles."""
         if (cluster := _joined()) is None:
             return _ALONE
-        answers: list[dict[str, str]] = []
-        reader = threading.Thread(target=self._read_twice, args=[answers], daemon=True)
-        reader.start()
-        reader.join(6 * self._seconds)
-        if len(answers) < 2:
-            return "rank 0, through which ranks talk, does not answer"
-        return named_missing(answers[0], answers[1], cluster.process_index, cluster.process_count, step)
+        if (answers := self._read_twice(3 * self._seconds)) is None:
+            return _UNREACHED
+        return named_missing(*answers, cluster.process_index, cluster.process_count, step)
 
-    def _read_twice(self, answers: list[dict[str, str]]) -> None:
-        try:
-            answers.append(coordination.read_all("jaxnet/heartbeat"))
-            self._stopped.wait(3 * self._seconds)
-            answers.append(coordination.read_all("jaxnet/heartbeat"))
-        except (jax.errors.JaxRuntimeError, AssertionError):
-            pass  # rank 0 has gone
+    def gone(self) -> str | None:
+        """Names the ranks that give no sign of life for four seconds; None if there is none."""
+        if (cluster := _joined()) is None:
+            return None
+        if (answers := self._read_twice(_GONE_SECONDS)) is None:
+            return _UNREACHED
+        return "; ".join(silent(*answers, cluster.process_index, cluster.process_count).values()) or None
+
+    def _read_twice(self, apart: float) -> tuple[dict[str, str], dict[str, str]] | None:
+        """All heartbeats, and again so many seconds later; None if either takes longer."""
+        answers: list[dict[str, str]] = []
+
+        def read() -> None:
+            with suppress(jax.errors.JaxRuntimeError, AssertionError):  # rank 0 has gone
+                answers.append(coordination.read_all("jaxnet/heartbeat"))
+                self._stopped.wait(apart)
+                answers.append(coordination.read_all("jaxnet/heartbeat"))
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        reader.join(apart)
+        if answers:
+            reader.join(apart)
+        return (answers[0], answers[1]) if len(answers) == 2 else None
 
     def _beat(self) -> None:
         for number in itertools.count():
-            if self._stopped.wait(self._seconds):
+            ends = self._stopped.wait(self._seconds)
+            if ends and not self._well:
                 return
-            if (cluster := _joined()) is None:
-                continue  # JAX ends a process that calls the service before it has joined
-            step, what = self._said()
-            with suppress(jax.errors.JaxRuntimeError, AssertionError):  # the service is not there any more
-                coordination.republish(f"jaxnet/heartbeat/{cluster.process_index}", f"{number} {step} {what}")
+            if (cluster := _joined()) is not None:  # JAX ends a process that calls the service before it has joined
+                step, what = self._said()
+                with suppress(jax.errors.JaxRuntimeError, AssertionError):  # the service is not there any more
+                    text = f"{number} {step} {LEFT if ends else what}"
+                    coordination.republish(f"jaxnet/heartbeat/{cluster.process_index}", text)
+            if ends:
+                return
 
 
 def _joined() -> Cluster | None:
@@ -97,37 +119,54 @@ def named_missing(before: dict[str, str], after: dict[str, str], own: int, count
     >>> named_missing({"1": "7 26 compiling"}, {"1": "9 26 compiling"}, 0, 2, 27) is None
     True
     """
-    problems = []
+    problems = silent(before, after, own, count)
+    for rank in (rank for rank in range(count) if rank != own and rank not in problems):
+        _, done, what = after[str(rank)].split(" ", 2)
+        if what == COMPILING:
+            return None
+        if what == LEFT:
+            problems[rank] = f"rank {rank} has left"
+        elif int(done) < step:
+            problems[rank] = f"rank {rank} is still in {what}"
+    return "; ".join(problems[rank] for rank in sorted(problems)) or "all ranks are alive and as far as this one"
+
+
+def silent(before: dict[str, str], after: dict[str, str], own: int, count: int) -> dict[int, str]:
+    """The ranks beside `own` that gave no sign of life between two readings and have not left, each with its words.
+
+    >>> silent({"1": "7 26 step 27", "2": "9 60 left"}, {"1": "7 26 step 27", "2": "9 60 left"}, 0, 4)
+    {1: 'rank 1 is silent (last heard of in step 27)', 3: 'rank 3 has not been heard of'}
+    """
+    problems = {}
     for rank in (rank for rank in range(count) if rank != own):
         now = after.get(str(rank))
         if now is None:
-            problems.append(f"rank {rank} has not been heard of")
-            continue
-        _, done, what = now.split(" ", 2)
-        if now == before.get(str(rank)):
-            problems.append(f"rank {rank} is silent (last heard of in {what})")
-        elif what == COMPILING:
-            return None
-        elif int(done) < step:
-            problems.append(f"rank {rank} is still in {what}")
-    return "; ".join(problems) or "all ranks are alive and as far as this one"
+            problems[rank] = f"rank {rank} has not been heard of"
+        elif now == before.get(str(rank)) and (what := now.split(" ", 2)[2]) != LEFT:
+            problems[rank] = f"rank {rank} is silent (last heard of in {what})"
+    return problems
 
 
 WATCHDOG_STATUS = 79
 """The exit status of a process that its watchdog ends; sysexits.h ends at 78."""
 
+TOLD_STATUS = 128 + signal.SIGTERM
+"""That of one which SIGTERM has told to end, and which cannot end in good order."""
+
 _WINDOW = 31  # steps of which the median is taken
 _FEWEST = 5
 _LONGEST_TICK_SECONDS = 1.0
+_STUCK_SECONDS = 2.0  # in a step or so, where a rank is known to be gone
 _COMPILER = os.path.join("jax", "_src", "compiler.py")  # noqa: PTH118 (the end of a path in a frame)
 
 
 class _Stand(NamedTuple):
-    """What the run is doing, and how long that may take. A new object says that it got on."""
+    """What the run is doing, how long that may take, and whether it may be saving. A new object says that it got on."""
 
     what: str
     step: int
     limit: float
+    saves: bool = False
 
 
 class Watchdog(Observer):
@@ -141,10 +180,14 @@ class Watchdog(Observer):
     Args:
         limits: of the run.
         note: takes the number of each step that was done, for a launcher.
+
+    Attributes:
+        before_leaving: called before the process ends because it was told to, and cannot end in good order.
     """
 
     def __init__(self, limits: WatchdogLimits, note: Callable[[int], None] = lambda step: None) -> None:
         self._limits, self._note = limits, note
+        self.before_leaving: Callable[[], object] = lambda: None
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._steps = 0
         self._since: float | None = None  # the step before ended; later by what was not training
@@ -169,7 +212,7 @@ class Watchdog(Observer):
         self._closed.set()
         if self._limits.factor is not None:
             self._thread.join()
-            self._heartbeat.stop()
+            self._heartbeat.stop(well=error is None)
 
     def after_step(self, dispatched: Dispatched) -> None:
         """See `stepped`."""
@@ -192,16 +235,15 @@ class Watchdog(Observer):
         if self._steps:
             self._note(step)
 
-    def begins(self, what: str) -> None:
+    def begins(self, what: str, *, saves: bool = True) -> None:
         """What is done from now on is no step."""
-        self._stand = _Stand(what, self._stand.step, self._limits.other_seconds)
+        self._stand = _Stand(what, self._stand.step, self._limits.other_seconds, saves)
 
     @contextlib.contextmanager
     def pause(self, what: str, kind: str = "other") -> Iterator[None]:
         """Inside, something else is done between two steps; its time is not the step's."""
-        del kind
         began, before = time.monotonic(), self._stand
-        self.begins(what)
+        self.begins(what, saves=kind == "checkpoint")
         yield
         if self._since is not None:
             self._since += time.monotonic() - began
@@ -227,7 +269,25 @@ class Watchdog(Observer):
             elif not self._is_compiling():
                 spent += passed
             if spent > seen.limit and (verdict := self._verdict(seen)) is not None:
-                _end(f"watchdog: {seen.what} takes longer than {seen.limit:.3g} s: {verdict}")
+                faulthandler.dump_traceback(all_threads=True)
+                _end(f"watchdog: {seen.what} takes longer than {seen.limit:.3g} s: {verdict}", WATCHDOG_STATUS)
+            if told.is_set() and (gone := self._gone()) is not None:
+                self.before_leaving()
+                last = "leaving at once, the last checkpoint counts"
+                _end(
+                    f"told to end by SIGTERM in {self._stand.what}, where all wait for each other, but {gone}: {last}",
+                    TOLD_STATUS,
+                )
+
+    def _gone(self) -> str | None:
+        """Whom nothing is heard of any more, if this process, which saves nothing now, does not get on."""
+        before = self._stand
+        if before.saves or self._is_compiling() or (gone := self._heartbeat.gone()) is None:
+            return None
+        if (now := self._stand) is not before:  # it had not begun to wait
+            self._closed.wait(_STUCK_SECONDS)
+        stuck = self._stand is now and not now.saves and not self._closed.is_set() and not self._is_compiling()
+        return gone if stuck else None
 
     def _verdict(self, stand: _Stand) -> str | None:
         """Who is missing; None if it got on meanwhile, or waits for a rank that compiles."""
@@ -243,7 +303,6 @@ class Watchdog(Observer):
         return False
 
 
-def _end(line: str) -> NoReturn:
-    faulthandler.dump_traceback(all_threads=True)
+def _end(line: str, status: int) -> NoReturn:
     say(line)
-    os._exit(WATCHDOG_STATUS)
+    os._exit(status)

@@ -32,12 +32,14 @@ class Workdir(NamedTuple):
         name: what was asked for: the same, or the URL whose mirror it is.
         mirror: whether it is a mirror, which each machine has for itself; other directories are shared by all.
         fence: raises Lost once another run has taken over.
+        sent: waits until all that is complete is uploaded; nothing may be written any more.
     """
 
     path: Path
     name: str
     mirror: bool
     fence: Fence
+    sent: Callable[[], None]
 
 
 @contextlib.contextmanager
@@ -56,10 +58,12 @@ def opened(
     Raises InputError when another run holds the place, or has left it with another config.
     """
     url = remote_url(given)
-    name, fences = url or str(given), []
+    name, fences, sent = url or str(given), [], _nothing
     with contextlib.ExitStack() as during:
         if url:
-            fences.append(during.enter_context(_uploaded(url, processes, begins)))
+            if mirror := during.enter_context(_uploaded(url, processes, begins)):
+                fences.append(mirror.fence)
+                sent = mirror.send
             workdir = _made_by_all(url, processes)
         else:
             workdir = Path(given)
@@ -81,12 +85,12 @@ def opened(
             with writing(workdir / "ledger.jsonl"):
                 ledger.open(workdir / "ledger.jsonl", fence=fence)
             during.callback(ledger.close)
-        yield Workdir(workdir, name, url is not None, fence)
+        yield Workdir(workdir, name, url is not None, fence, sent)
 
 
 @contextlib.contextmanager
-def _uploaded(url: str, processes: ProcessGroup, begins: Callable[[str], None]) -> Iterator[Fence]:
-    """Inside, process 0 holds the mirror of `url`; at the end all wait until it has uploaded it."""
+def _uploaded(url: str, processes: ProcessGroup, begins: Callable[[str], None]) -> Iterator[Mirror | None]:
+    """Inside, process 0 holds the mirror of `url`, and has it; at the end all wait until it has uploaded it."""
     with contextlib.ExitStack() as during:
         mirrors: list[Mirror] = []
 
@@ -96,7 +100,7 @@ def _uploaded(url: str, processes: ProcessGroup, begins: Callable[[str], None]) 
         processes.broadcast_object(take)
         while not processes.broadcast_object(lambda: mirrors[0].ready(_LOOK_SECONDS)):
             begins(f"process 0, which fetches {url}")
-        yield mirrors[0].fence if mirrors else lambda: None
+        yield mirrors[0] if mirrors else None
         if not mirrors:
             send_profile(url, processes.shard.index)
         while not processes.broadcast_object(lambda: mirrors[0].finished(_LOOK_SECONDS)):
@@ -114,6 +118,10 @@ def _made_by_all(url: str, processes: ProcessGroup) -> Path:
     if failures := [f"process {index}: {text}" for index, text in enumerate(said) if text]:
         raise InputError(f"{url} needs a mirror on each machine; {'; '.join(failures)}; set JAXNET_MIRROR there")
     return mirror_of(url)
+
+
+def _nothing() -> None:
+    """What is to be uploaded where nothing is."""
 
 
 def refuse_changes(saved: Path, config: Config, workdir: str, *, allowed: bool) -> None:

@@ -140,6 +140,12 @@ def test_output_that_is_not_taken_is_no_traceback(opened, said):
     assert (done.returncode, done.stderr) == (1, said)
 
 
+def test_a_pipe_that_breaks_elsewhere_is_no_output_without_a_reader(monkeypatch, capfd):
+    monkeypatch.setattr("jaxnet.cli.main.run", lambda argv: os.write(_unread(), b"x"))
+    with pytest.raises(BrokenPipeError):
+        main([])
+
+
 def _unread():
     reading, writing = os.pipe()
     os.close(reading)

@@ -66,6 +66,8 @@ def test_nothing_survives(lab, tmp_path, ending, status):
             (tmp_path / "writing").write_text(str(status))
             (tmp_path / "writing").rename(order)
         assert job.finish() == status
+        if status == 137:
+            assert job.err == ["launch: the lab's first process was killed by SIGKILL (9), and all others with it"]
         await_gone(*everything)
         await_unused(networks)
     with lab("print(socket.gethostname())", "--rate", "1gbit") as job:

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from support.programs import Program, await_gone, launch, write_program
+from jaxnet.operations.keeper import TETHER
+from support.programs import Program, await_gone, keeper_of, launch, write_program
 
 pytestmark = pytest.mark.processes
 
@@ -117,14 +120,99 @@ def test_nothing_survives_the_launcher_itself(program):
 def test_ranks_do_not_survive_the_launcher_and_its_keeper(program):
     with launch(program(STUBBORN + "signal.pause()")) as job:
         ranks, children = pids_of(job, 2)[::2], pids_of(job, 2)[1::2]
-        (keeper,) = set(children_of(job.pid)) - set(ranks)
+        keeper = keeper_of(job.pid)
         try:
+            os.kill(job.pid, signal.SIGSTOP)  # so that it starts no other
             os.kill(keeper, signal.SIGKILL)
             os.kill(job.pid, signal.SIGKILL)
             await_gone(*ranks)
         finally:
             for child in children:  # only the keeper would have known of these
                 os.kill(child, signal.SIGKILL)
+
+
+REPLACED = "launch: the keeper, which kills all ranks if the launcher dies, was killed by SIGKILL (9); started another"
+
+
+def test_a_keeper_that_was_killed_is_replaced_by_one_that_knows_all(program):
+    with launch(program(STUBBORN + "signal.pause()")) as job:
+        pids = pids_of(job, 2)
+        os.kill(keeper_of(job.pid), signal.SIGKILL)
+        job.wait_for(REPLACED)
+        os.kill(job.pid, signal.SIGKILL)
+        await_gone(*pids)
+
+
+WAITS = (
+    RANK
+    + """
+print("ready")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+sys.exit(3 if rank == 1 else 0)
+"""
+)
+
+
+def test_without_any_keeper_the_job_goes_on_to_its_own_end(program, tmp_path):
+    with launch(program(WAITS), str(tmp_path / "go")) as job:
+        job.wait_for("[0] ready", "[1] ready")
+        for count in range(4):
+            while job.err.count(REPLACED) < count:
+                time.sleep(0.02)
+            os.kill(keeper_of(job.pid), signal.SIGKILL)
+        job.wait_for(
+            "launch: the keeper, which kills all ranks if the launcher dies, was killed by SIGKILL (9); the job"
+        )
+        (tmp_path / "go").touch()
+        assert job.finish() == 3
+        assert job.err[-1].startswith("launch: rank 1 exited with status 3 after ")
+
+
+def test_a_stopped_keeper_holds_nothing_up(program, tmp_path):
+    with launch(program(WAITS), str(tmp_path / "go")) as job:
+        job.wait_for("[0] ready", "[1] ready")
+        os.kill(keeper := keeper_of(job.pid), signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        assert job.finish() == 3
+        await_gone(keeper)
+
+
+def test_a_rank_starts_while_the_keeper_is_dead():
+    """Its launcher, which is this process, tells the next keeper."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*TETHER, "rank", str(writing), str(os.getpid()), "echo", "here"]
+    ended = subprocess.run(command, pass_fds=[writing], capture_output=True, text=True)
+    os.close(writing)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "here\n", "")
+
+
+def test_a_stopped_rank_ends_with_the_job(program):
+    with launch(program(RANK + "print('pids', os.getpid())\nsignal.pause()"), processes=1) as job:
+        os.kill(*pids_of(job, 1), signal.SIGSTOP)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.finish() == 143
+
+
+def test_a_background_job_of_a_shell_does_not_end_at_ctrl_c(program):
+    """The shell has it ignore SIGINT."""
+    words = [
+        "-m",
+        "jaxnet",
+        "launch",
+        "local",
+        "--processes",
+        "2",
+        "--",
+        program(RANK + "print('ready')\nsignal.pause()"),
+    ]
+    with Program(["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, *words]) as job:
+        job.wait_for("[0] ready", "[1] ready")
+        os.kill(job.pid, signal.SIGINT)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.finish() == 143
+        assert job.err[0] == "launch: passed SIGTERM on to ranks 0-1; a second one kills"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -269,7 +357,3 @@ exit_cleanly(main, leave)
         assert job.finish() == status, job.err
         assert job.err[-1].startswith(f"launch: rank 1 {how} after "), job.err
         assert job.err[-1].endswith("ended the other 1")
-
-
-def children_of(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

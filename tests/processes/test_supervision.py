@@ -7,7 +7,7 @@ import pytest
 
 from support.checkpointing import assert_same_bits
 from support.paced_digits import SAVE_EVERY, STEPS
-from support.programs import ROOT, await_gone, launch, write_program
+from support.programs import ROOT, await_gone, keeper_of, launch, write_program
 from support.training_runs import CONFIG, TWO, arrays, await_path, losses, pid_of, summary
 
 pytestmark = pytest.mark.processes
@@ -103,6 +103,25 @@ print(rank, "of", count)
             "with 3 processes, attempt 3",
             "with 2 processes, attempt 5",
         ]
+
+
+def test_a_keeper_that_was_killed_takes_no_restart_away(restarting, tmp_path):
+    """In the attempt that fails, and in the next."""
+    text = f"""
+print("ready", attempt)
+while not os.path.exists(f"{tmp_path}/go-{{attempt}}"):
+    time.sleep(0.02)
+if attempt == 1 and rank == 1:
+    sys.exit(5)
+"""
+    with restarting(text) as job:
+        for attempt in (1, 2):
+            job.wait_for(f"[0] ready {attempt}", f"[1] ready {attempt}")
+            os.kill(keeper_of(job.pid), signal.SIGKILL)
+            (tmp_path / f"go-{attempt}").touch()
+        assert job.finish() == 0, job.err
+        assert job.err[-1].startswith("launch: attempt 2: ended well after ")
+        await_gone(*pids(job))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

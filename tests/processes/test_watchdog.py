@@ -58,3 +58,27 @@ def test_a_stopped_rank_is_named_by_the_other(tmp_path, stopped):
     )
     assert reason in said
     assert f"launch: rank {other} exited with status 79 after " in program.err[-1]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "pace", "named"),
+    [
+        (0, "0.1", "rank 0, through which ranks talk, does not answer"),
+        (1, "0.1", "rank 1 is silent (last heard of in "),
+        (1, "2", "rank 1 is silent (last heard of in "),
+    ],
+    ids=["rank 0", "rank 1", "between two steps"],
+)
+def test_told_to_end_a_rank_does_not_wait_for_one_that_is_gone(tmp_path, stopped, pace, named):
+    """Long before the watchdog would end it. Between two steps it asks whether to stop, and gets no answer."""
+    with start(tmp_path, TWO, PACE_SECONDS=pace) as program:
+        program.wait_for("[0] step      1/")
+        pids = [pid_of(program, rank) for rank in (0, 1)]
+        os.kill(pids[stopped], signal.SIGSTOP)
+        os.kill(pids[1 - stopped], signal.SIGTERM)
+        assert program.finish() == 143, program.err
+        await_gone(*pids)
+    said = next(line for line in program.err if line.startswith(f"[{1 - stopped}] told to end by SIGTERM in step "))
+    assert named in said
+    assert said.endswith(": leaving at once, the last checkpoint counts")
+    assert f"launch: rank {1 - stopped} exited with status 143 after " in program.err[-1]

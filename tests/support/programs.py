@@ -103,6 +103,13 @@ def launch(program, *arguments, processes=2, options=(), **environment):
     return jaxnet("launch", "local", "--processes", str(processes), *options, "--", program, *arguments, **environment)
 
 
+def keeper_of(pid):
+    """The process that kills all ranks when the launcher `pid` dies."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (keeper,) = (int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes().endswith(b"\0keep\0"))
+    return keeper
+
+
 def await_gone(*pids):
     """Wait until none of `pids` runs; one that has ended but is not reaped (a zombie) is gone."""
     deadline = time.monotonic() + PATIENCE

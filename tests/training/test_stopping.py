@@ -16,6 +16,20 @@ def test_a_signal_stops_from_that_step_on_and_is_named(number):
         assert stop.signal_name == number.name
 
 
+def test_a_background_job_of_a_shell_does_not_stop_at_ctrl_c():
+    """The shell has it ignore SIGINT, which reaches all that the shell has started."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.should_stop(1)
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.should_stop(2)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_second_interrupt_does_not_wait():
     with StopSignal() as stop:
         signal.raise_signal(signal.SIGINT)

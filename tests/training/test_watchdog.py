@@ -16,17 +16,17 @@ def seconds(monkeypatch, *times):
 
 def test_the_limit_is_a_multiple_of_the_median_of_steps_without_what_came_between(monkeypatch):
     watchdog = Watchdog(WatchdogLimits(factor=3, floor_seconds=2, other_seconds=50))
-    assert watchdog._stand == ("start-up", 0, 50)
+    assert watchdog._stand == ("start-up", 0, 50, False)
     seconds(monkeypatch, *range(10), 10, 110, 111)
     for step in range(5):
         watchdog.stepped(step)
         assert watchdog._stand.limit == 50  # too few to know
     for step in range(5, 10):
         watchdog.stepped(step)
-        assert watchdog._stand == (f"step {step + 1}", step, 3)
+        assert watchdog._stand == (f"step {step + 1}", step, 3, False)
     before = watchdog._stand
     with watchdog.pause("an evaluation"):
-        assert watchdog._stand == ("an evaluation", 9, 50)
+        assert watchdog._stand == ("an evaluation", 9, 50, False)
     assert watchdog._stand == before
     assert watchdog._stand is not before
     watchdog.stepped(10)
@@ -75,6 +75,7 @@ def test_jax_compiles_where_the_watchdog_looks():
         ({"1": "3 7 step 8", "2": "3 9 step 10"}, {"1": "5 7 step 8", "2": "5 9 step 10"}, "rank 1 is still in step 8"),
         ({"1": "3 9 step 10", "2": "3 9 step 10"}, {"1": "5 9 step 10", "2": "5 9 step 10"}, "all ranks are alive"),
         ({"1": "3 9 compiling", "2": "3 9 step 10"}, {"1": "5 9 compiling", "2": "5 9 step 10"}, None),
+        ({"1": "3 9 left", "2": "3 9 step 10"}, {"1": "3 9 left", "2": "5 9 step 10"}, "rank 1 has left"),
         ({"1": "3 9 compiling", "2": "3 9 step 10"}, {"1": "3 9 compiling", "2": "5 9 step 10"}, "rank 1 is silent"),
     ],
 )

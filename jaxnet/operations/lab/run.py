@@ -17,7 +17,15 @@ from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.operations.lab import kernel, network
 from jaxnet.operations.launchers.job import find_command
 from jaxnet.operations.launchers.local import rank_environment
-from jaxnet.operations.supervise import FORWARDED, Rank, exit_status, signals_to, supervise
+from jaxnet.operations.supervise import (
+    FORWARDED,
+    Rank,
+    announce,
+    ending,
+    exit_status,
+    signals_to,
+    supervise,
+)
 
 _MOST_HOSTS = 64
 _PORT = 12321  # each lab has its own network, so no other program can hold this port
@@ -129,7 +137,10 @@ def run_isolated(main: Callable[[], int]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(alive)
         os.close(ours)
-    return exit_status(os.waitstatus_to_exitcode(status))
+    returncode = os.waitstatus_to_exitcode(status)
+    if returncode < 0:
+        announce(f"the lab's first process {ending(returncode)}, and all others with it")
+    return exit_status(returncode)
 
 
 def _fork_first_process() -> int:
@@ -188,6 +199,7 @@ def _leave(status: int) -> NoReturn:
 def _pass_on(process: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, number)
+        os.kill(process, signal.SIGCONT)  # a stopped process would not act on the other
 
 
 @contextmanager
