@@ -7,12 +7,14 @@ whatever a terminal could take for a command is shown as its number.
 import logging
 import os
 import select
+import signal
 import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, NoReturn, TextIO
 
 BAD_INPUT_STATUS = 2
@@ -165,11 +167,52 @@ def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys
     several processes gives `jaxnet.cluster.start.leave` as `leave`, because a process that fails must not wait for
     others that wait for it.
     """
-    try:
-        status = main()
-    except InputError as error:
-        say(f"error: {printable(error, _MOST_CHARACTERS)}")
-        status = BAD_INPUT_STATUS
-    except KeyboardInterrupt:
-        status = INTERRUPTED_STATUS
+    _open_standard_streams()
+    with _interrupts_noted() as interrupted:
+        try:
+            status = main()
+        except InputError as error:
+            say(f"error: {printable(error, _MOST_CHARACTERS)}")
+            status = BAD_INPUT_STATUS
+        except KeyboardInterrupt:
+            interrupted.set()
+            status = INTERRUPTED_STATUS
+        except Exception:
+            if not interrupted.is_set():
+                raise
+            status = INTERRUPTED_STATUS  # a library made of Ctrl-C an error of its own, as C does in an import
     leave(status)
+
+
+def _open_standard_streams() -> None:
+    """Lead closed streams to /dev/null: the next file that is opened would get the number, and all that is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, Path(os.devnull).open("r" if number == 0 else "w"))  # noqa: SIM115  # for good
+
+
+@contextmanager
+def _interrupts_noted() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C sets inside, besides what it does. Once it is set, the next one ends the process.
+
+    Only where Ctrl-C does what it does by default, and not in a thread.
+    """
+    interrupted = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> NoReturn:
+        interrupted.set()
+        signal.default_int_handler(number, frame)
+
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield interrupted
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:  # a Ctrl-C while Python ends would be a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL if interrupted.is_set() else signal.default_int_handler)

@@ -130,9 +130,10 @@ def compile_cache(directory: Path) -> Iterator[None]:
 def beside(workdir: Path, given: str) -> Path:
     """The directory that `given` names from `workdir`; InputError if the run itself lies in it."""
     directory = workdir / Path(given).expanduser()
-    if workdir.resolve().is_relative_to(directory.resolve()):
+    there = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError for a loop of links
+    if Path(os.path.realpath(workdir)).is_relative_to(there):
         raise InputError(
-            f"compile_cache={given!r} is {directory.resolve()}, in which the run itself lies; wanted a directory of "
+            f"compile_cache={given!r} is {there}, in which the run itself lies; wanted a directory of "
             "its own, such as compile_cache, or none"
         )
     return directory

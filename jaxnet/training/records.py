@@ -147,7 +147,10 @@ def _record(event: Any) -> bytes:
 def make_workdir(workdir: Path) -> None:
     """Make the directory of a run, or raise an InputError that says what is in the way."""
     try:
+        str(workdir).encode()
         workdir.mkdir(parents=True, exist_ok=True)
+    except ValueError as error:  # it holds NUL, or is no UTF-8, which JAX asks for
+        raise InputError(f"workdir {workdir} is no name in UTF-8; give another with --workdir") from error
     except OSError as error:
         raise InputError(f"workdir {workdir} cannot be made: {error.strerror}; give another with --workdir") from error
     if not os.access(workdir, os.W_OK | os.X_OK):
