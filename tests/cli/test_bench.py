@@ -113,6 +113,7 @@ def test_steps_as_json(capsys):
 JAXNET = [sys.executable, "-m", "jaxnet"]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_trace_a_step_in_pieces_and_only_the_first_prints(tmp_path):
     options = ["--model", "small", "--rounds", "2", "--steps-per-round", "1", "--strategy", "flat+pieces", "--json"]

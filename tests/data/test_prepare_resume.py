@@ -98,6 +98,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_killed_at_any_file_operation_it_goes_on_to_the_same_bytes(run):
     events, results = run(KILLED)
     assert events > 40

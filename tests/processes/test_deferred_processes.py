@@ -26,6 +26,7 @@ def test_the_loss_curve_of_a_run_is_that_of_hierarchical(run, way):
     np.testing.assert_allclose(losses(run(*way)), losses(run(ONE)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(run, tmp_path):
     unbroken = run(TWO, ZERO)
     workdir = shutil.copytree(unbroken, tmp_path / "copy")

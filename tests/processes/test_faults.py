@@ -100,6 +100,7 @@ def test_a_try_that_fails_is_counted_as_such(tmp_path):
     assert re.search(r"\d hello$", (tmp_path / "failed-kill-7.txt").read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_fault_for_real(tmp_path):
     fault = next(fault for fault in faults.FAULTS if fault.name == "nan")
     tries = faults.run_round(fault, [0, 1], 0, tmp_path)

@@ -130,6 +130,7 @@ def test_two_hosts_of_two_processes_of_two_devices_add_up(lab):
             assert f"[{rank}] sum 28 {{'host': 2, 'device': 4}} 10.0.0.{rank // 2 + 1}" in job.out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lab")
 def test_training(tmp_path):
     arguments = [str(ROOT / "train.py"), "--config", str(CONFIG), "--workdir", str(tmp_path / "run"), "epochs=0.2"]

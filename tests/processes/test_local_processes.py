@@ -14,6 +14,7 @@ pytestmark = pytest.mark.processes
 BMUF = ("strategy=bmuf", "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=false", "batch_norm=local")
 
 
+@pytest.mark.slow
 def test_a_run_resumed_at_the_end_of_a_round_ends_with_the_bits_of_an_unbroken_one(run, tmp_path):
     unbroken = run(TWO, *BMUF)
     workdir = shutil.copytree(unbroken, tmp_path / "copy")

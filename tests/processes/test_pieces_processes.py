@@ -75,11 +75,13 @@ def test_an_error_in_the_helper_thread_is_raised_and_the_next_call_works():
 WAY = ("bucket_bytes=65536", "batch_norm=local")
 
 
+@pytest.mark.slow
 def test_the_loss_curve_of_a_run_is_that_of_one_program(run):
     way = ("strategy=ddp", *WAY)
     np.testing.assert_allclose(losses(run(TWO, *way, "mode=pieces")), losses(run(TWO, *way)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_stopped_and_continued_it_ends_as_unbroken(run, tmp_path):
     """To the last bit: parameters, what the optimizer keeps, and the reducers' states, which int8 has."""
     way = ("strategy=int8", *WAY, "mode=pieces")

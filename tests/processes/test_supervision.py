@@ -145,6 +145,7 @@ def train(workdir, **environment):
     return launch(*command, options=["--max-restarts", "1"], PACE_SECONDS="0.05", **environment)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_some_steps_and_changes_no_bit(run, tmp_path):
     with train(tmp_path) as program:
         program.wait_for(f"[0] step {SAVE_EVERY + 2:>6}/{STEPS}")

@@ -161,12 +161,10 @@ def stop_one(workdir, number, rank, before):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signals",
-    [
-        [(signal.SIGTERM, None), (signal.SIGINT, 1)],
-        pytest.param([(signal.SIGINT, None), (signal.SIGTERM, 1)], marks=pytest.mark.slow),
-    ],
+    [[(signal.SIGTERM, None), (signal.SIGINT, 1)], [(signal.SIGINT, None), (signal.SIGTERM, 1)]],
 )
 def test_stopped_by_signals_and_continued_it_ends_as_unbroken(signals, run, tmp_path):
     """Each time all save the same step and exit with 0, whoever got the signal: the launcher or one rank."""
