@@ -27,6 +27,13 @@ class Parser(argparse.ArgumentParser):
         self._commands = commands.choices
         return commands
 
+    def add_config(self, about: str, *, required: bool = False) -> None:
+        """Add `--config FILE`, and `--verbose` for the errors of what is in it."""
+        self.add_argument("--config", type=given_path, required=required, metavar="FILE", help=about)
+        self.add_argument(
+            "--verbose", action="store_true", help="show the traceback of an error in FILE or in what it imports"
+        )
+
     def add_overrides(self) -> None:
         """Add `key.path=value`, any number of times, before, between and after the options."""
         self.add_argument("overrides", nargs="*", metavar="key.path=value", help="change these keys of the config")

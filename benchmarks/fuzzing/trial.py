@@ -57,7 +57,9 @@ def _left_wrong(workdir: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().split("\n")[:-1] if path.read_text().endswith("\n") else path.read_text().split("\n")
+    """The lines of a file; one that has no end too. A file of a run that ended before its first line is empty."""
+    text = path.read_text()
+    return text.split("\n")[:-1] if text.endswith("\n") or not text else text.split("\n")
 
 
 def _damaged(checkpoints: Path) -> str:

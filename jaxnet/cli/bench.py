@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jaxnet.command_line import Commands, Parser, emulate_devices, given_path, mesh_sizes, positive
 from jaxnet.cost.shapes import byte_size
-from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.errors import InputError, causes_shown, exit_cleanly
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -157,10 +157,8 @@ def _add_step(kinds: Commands) -> None:
         help="a strategy that `jaxnet strategies` lists; BYTES: its bucket size; +pieces: run the step as several "
         "programs, launched from two threads, one device a process; may be repeated, and ratios are to the first",
     )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="time the model and data of a Python file with get_config(), which is run, as the trainer trains it",
+    parser.add_config(
+        "time the model and data of a Python file with get_config(), which is run, as the trainer trains it"
     )
     parser.add_argument(
         "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
@@ -200,7 +198,11 @@ def _subcommand(
 def _run_in_job(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     from jaxnet.cluster.start import leave
 
-    exit_cleanly(lambda: run(args), leave)
+    def whole() -> int:
+        with causes_shown(getattr(args, "verbose", False)):
+            return run(args)
+
+    exit_cleanly(whole, leave)
 
 
 def run_collectives(args: argparse.Namespace) -> int:

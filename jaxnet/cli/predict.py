@@ -87,9 +87,7 @@ def add_choice(parser: Parser) -> None:
     )
     which.add_argument("--best", action="store_true", help="take the checkpoint that was best on validation examples")
     parser.add_argument("--model", metavar="NAME", help="network of a .safetensors file that does not name it")
-    parser.add_argument(
-        "--config", type=given_path, metavar="FILE", help="a config, for models of your own; FILE is run"
-    )
+    parser.add_config("a config, for models of your own; FILE is run")
     parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: as trained")
     parser.add_argument(
         "--member", type=int, metavar="I", help="take network number I of an ensemble; default: all, averaged"

@@ -70,6 +70,11 @@ class Layout:
         """The same as shardings."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs)
 
+    @property
+    def placed_shapes(self) -> TrainState:
+        """The shapes of a state with their shardings: what is traced of them is not traced again for a state."""
+        return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), self.shapes, self.shardings)
+
     def make(self, first: Callable[..., TrainState], *given: PyTree) -> TrainState:
         """The state that a step takes, made on the mesh where it belongs; `first(*given)` makes it whole."""
         options = once_options(self.mesh.devices.flat[0].platform)

@@ -95,6 +95,7 @@ class Classification(Task):
             raise InputError(
                 f"the model gives {shape or type(outputs).__name__} for one example; wanted logits, [1, classes]"
             )
+        require_logits(outputs)
         classes: int = getattr(source, "num_classes", 1)  # a user's own source need not say
         if shape[1] < classes:
             width = "set model.num_classes=" if hasattr(model, "num_classes") else "make the width of its last layer "
@@ -174,6 +175,12 @@ class ImageClassification(Classification):
                 f"task.mixing.cutmix_share={self.mixing.cutmix_share:g}: it counts where task.mixing.mixup and "
                 "task.mixing.cutmix are both on"
             )
+
+
+def require_logits(outputs: Any) -> None:
+    """Raise InputError unless outputs, given by their shape and dtype, are real numbers that have a gradient."""
+    if not jnp.issubdtype(outputs.dtype, jnp.floating):
+        raise InputError(f"the model gives {outputs.dtype}{list(outputs.shape)}: wanted floating-point logits")
 
 
 # ---- Loss -----------------------------------------------------------------------------------------------

@@ -67,6 +67,9 @@ def train(
         # ---- Processes, data, model, optimizer, strategy, step: shapes and functions, no arrays yet -----------
         experiment = prepare(config)
         experiment.check_tests()
+        experiment.check_programs()
+        settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
+        warnings = list(recipe_warnings(config, experiment.source, experiment.steps_per_epoch, experiment.total_steps))
         processes, source, tests = experiment.processes, experiment.source, experiment.tests
         primary, ranks = processes.primary, processes.cluster.mpi
 
@@ -85,7 +88,7 @@ def train(
         unfinished = begins.step < experiment.total_steps and not ended
 
         if primary:
-            for warning in recipe_warnings(config, source, experiment.steps_per_epoch, experiment.total_steps):
+            for warning in warnings:
                 say_warning(warning)
 
         # ---- Step: compiled once for each size of images, and checked against the plan ------------------------
@@ -94,7 +97,6 @@ def train(
         # ---- What a person sees, and what is written ----------------------------------------------------------
         if primary:
             if unfinished or not (directory / "config.json").exists():
-                settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
                 write_whole(directory / "config.json", as_json(settings, indent=2) + "\n")
             if config.log.hlo:
                 write_programs(directory, step.given, step.made)
