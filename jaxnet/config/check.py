@@ -1,7 +1,6 @@
 """Refuses a config that cannot run, naming the key, what was got and what was wanted."""
 
 import itertools
-import os
 import types
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.errors import InputError, shown, users_code
-from jaxnet.limits import Count, broken_limit, without_limits
+from jaxnet.limits import Count, broken_limit, memory_bytes, without_limits
 from jaxnet.models import Model, Variables
 from jaxnet.optimizer import Optimizer
 from jaxnet.parallel import Mode
@@ -357,43 +356,58 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
         raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
 
 
-def check_memory(config: Config, mesh: Mesh, variables: Variables, inputs: Any) -> None:
-    """Refuse parameters, or a share of a batch, that all memory of this process's devices cannot hold.
+def check_memory(config: Config, mesh: Mesh, state: int, parameters: int, inputs: Any) -> None:
+    """Refuse a state, or a share of a batch, that all memory of this process's devices cannot hold.
 
-    `inputs` are the shapes of what the model is called with for one example. Nothing is refused that might fit: a run
-    takes several times as much.
+    Nothing is refused that might fit: a step takes several times as much.
+
+    Args:
+        config: of the run.
+        mesh: its devices.
+        state: bytes of the state on one device.
+        parameters: how many the model has.
+        inputs: the shapes of what the model is called with for one example.
     """
-    memory = _memory(mesh)
+    memory = memory_of(mesh)
     if memory is None:
         return
-    part = 1 / jax.process_count()
-    held = part * config.ensemble.members * _bytes(variables)
-    if held > memory:
-        count = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
+    if (held := len(mesh.local_devices) * state) > memory:
         raise InputError(
-            f"model: {count:,} parameters take {held / 1e9:,.0f} GB here, and there are {memory / 1e9:,.0f}; make it "
-            "smaller"
+            f"model: {parameters:,} parameters with all that is kept of each take {_gigabytes(held)} on the devices of "
+            f"this process, which have {_gigabytes(memory)}; make it smaller"
         )
-    examples = part * config.batch_size / config.microbatches
-    if (taken := examples * _bytes(inputs)) > memory:
+    examples = config.batch_size / config.microbatches / jax.process_count()
+    each = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(inputs))
+    if examples * each > memory:
         shapes = ", ".join("x".join(map(str, leaf.shape[1:])) for leaf in jax.tree.leaves(inputs))
         raise InputError(
-            f"batch_size={config.batch_size}: {examples:,.0f} examples of {shapes} take {taken / 1e9:,.0f} GB here, "
-            f"and there are {memory / 1e9:,.0f}; give fewer or smaller ones, or more microbatches"
+            f"batch_size={config.batch_size}: {examples:,.0f} examples of {shapes} take {_gigabytes(examples * each)} "
+            f"on the devices of this process, which have {_gigabytes(memory)}; give fewer or smaller ones, or more "
+            "microbatches"
         )
 
 
-def _bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def check_step_memory(mesh: Mesh, needed: int) -> None:
+    """Refuse a compiled step that needs so many bytes on each device, if they do not have them."""
+    memory, held = memory_of(mesh), len(mesh.local_devices) * needed
+    if memory is not None and held > memory:
+        raise InputError(
+            f"batch_size: a step needs {_gigabytes(held)} on the devices of this process, which have "
+            f"{_gigabytes(memory)}; give fewer or smaller examples, more microbatches, or a smaller model"
+        )
 
 
-def _memory(mesh: Mesh) -> int | None:
+def memory_of(mesh: Mesh) -> int | None:
     """Bytes of memory of this process's devices, which on the CPU are the machine's; None: nobody says."""
     devices = list(mesh.local_devices)
     if not devices or devices[0].platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory_bytes()
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
     return None if None in limits else sum(limit for limit in limits if limit is not None)
+
+
+def _gigabytes(number: float) -> str:
+    return f"{number / 1e9:,.0f} GB"
 
 
 def check_model(config: Config, mode: Mode, model: Model, variables: Variables, source: Source, inputs: Any) -> None:

@@ -88,6 +88,7 @@ def open_split(dataset: Dataset, split: str) -> Source:
 _MOST_EXAMPLES = 2**31 - 1  # rows are int32
 _MOST_THREADS = 1024
 _MOST_CLASSES = 10**9
+_LONGEST_SIDE = 65_535  # of a JPEG file
 
 
 def check_source(source: Source) -> None:
@@ -289,9 +290,16 @@ class Inputs:
     resize: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = [*self.image_shape, self.num_classes, self.resize or 1]
-        if len(self.image_shape) != 3 or not all(type(size) is int and size > 0 for size in sizes):
-            raise InputError(f"wanted (height, width, channels) and a number of classes, got {self}")
+        sizes = [*self.image_shape, self.resize or 1]
+        known = len(self.image_shape) == 3 and all(type(size) is int for size in (*sizes, self.num_classes))
+        if (
+            not known
+            or not 1 <= min(sizes) <= max(sizes) <= _LONGEST_SIDE
+            or not 1 <= self.num_classes <= _MOST_CLASSES
+        ):
+            raise InputError(
+                f"wanted (height, width, channels) of 1 to {_LONGEST_SIDE} and a number of classes, got {self}"
+            )
         if len(self.class_names) not in (0, self.num_classes):
             raise InputError(f"there are {len(self.class_names)} names of classes for {self.num_classes} classes")
 

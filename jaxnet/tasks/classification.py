@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnet.errors import InputError
-from jaxnet.limits import BelowOne, Count, Limit
+from jaxnet.limits import BelowOne, Limit, Side
 from jaxnet.models import Heads, Model
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.mixing import Mixed, Mixing, neighbours
@@ -36,7 +36,7 @@ class Pixels:
 
     mean: Annotated[tuple[float, ...], _NOT_EMPTY, _PIXELS] = (0.5,)
     std: Annotated[tuple[float, ...], _NOT_EMPTY, _DEVIATIONS] = (0.25,)
-    size: Count | None = None
+    size: Side | None = None
 
     def shape(self, image_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's input for images of this shape, [..., height, width, channels].
@@ -158,6 +158,12 @@ class ImageClassification(Classification):
                 raise InputError(
                     f"task.{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
                 )
+        height, width, _ = self.pixels.shape(source.image_shape)
+        if self.augmentation.shift > (most := max(height, width)):  # images are padded by that much
+            raise InputError(
+                f"task.augmentation.shift={self.augmentation.shift}: images of {height}x{width} are gone when they are "
+                f"moved by more than {most}; wanted at most that"
+            )
 
     def warnings(self, source: Any) -> Iterator[str]:
         """Augmentation that leaves nothing of an image, or does nothing to it."""

@@ -104,7 +104,6 @@ def prepare(
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
     variables = checked_variables(config, mode, model, source, example, inputs, phases)
-    check_memory(config, mesh, variables, inputs)
     order, metrics = gradient_order(config.task, model, variables, batch_shapes)
     check_metrics(config.task, metrics)
     layers = sharded_layers(config.shard_dense, model, variables, inputs, mesh.shape[DEVICE])
@@ -136,6 +135,8 @@ def prepare(
             members=members,
         )
         layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(layout.whole_shapes.params))
+        check_memory(config, mesh, layout.bytes_per_device, parameters, inputs)
         step = form.step(step_loss(config, mode, layers), optimizer, layout)
         traffic = _traffic(config, mesh, metrics, total_steps)
         experiment = Experiment(
