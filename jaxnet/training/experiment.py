@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -111,9 +112,16 @@ class Experiment:
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""
+        given = self._initial_values()
+        return self.layout.make(self._make_first, *([] if given is None else [given]))
+
+    def check_initial_weights(self) -> None:
+        """Refuse weights to begin with that cannot be read, or are another network's; they are read and given up."""
+        self._initial_values()
+
+    def _initial_values(self) -> dict[str, np.ndarray] | None:
         weights = self.config.initial_weights
-        given = [] if weights is None else [initial_values(Path(weights), self._single_variables)]
-        return self.layout.make(self._make_first, *given)
+        return None if weights is None else initial_values(Path(weights), self._single_variables)
 
     @property
     def _single_variables(self) -> Variables:

@@ -19,7 +19,7 @@ from jaxnet.errors import say
 from jaxnet.object_storage.store import remote_url
 from jaxnet.report.goodput import ending_text
 from jaxnet.training.best import BestEvaluation
-from jaxnet.training.checkpointing import Saver, open_checkpoints, start, written_on_error
+from jaxnet.training.checkpointing import Saver, begins_anew, open_checkpoints, start, written_on_error
 from jaxnet.training.display import Display, say_warning
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.loop import Loop
@@ -68,6 +68,8 @@ def train(
         experiment = prepare(config)
         experiment.check_tests()
         experiment.check_programs()
+        if begins_anew(workdir):
+            experiment.check_initial_weights()
         settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
         warnings = list(recipe_warnings(config, experiment.source, experiment.steps_per_epoch, experiment.total_steps))
         processes, source, tests = experiment.processes, experiment.source, experiment.tests

@@ -105,7 +105,7 @@ DATA = {
     "rows of another length": _source("return {k: v[:1] for k, v in good.items()}", "rows"),
     "rows of another shape": _source("return good | {'image': np.zeros((n, 9, 9, 1), np.uint8)}", "rows", "image"),
     "rows of another shape later": _source(
-        "Rows.count += 1\nreturn good | ({'image': np.zeros((n, 9, 9, 1), np.uint8)} if Rows.count > 1 else {})",
+        "Rows.count += 1\nreturn good | ({'image': np.zeros((n, 9, 9, 1), np.uint8)} if Rows.count > 2 else {})",
         "rows",
         "image",
     ),
