@@ -208,6 +208,10 @@ def from_linen(module: nn.Module) -> Model:
     """
     if not callable(module):
         raise InputError(f"the model {type(module).__name__} has no __call__")
+    called = inspect.unwrap(type(module).__call__)
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+        what = "async def" if inspect.iscoroutinefunction(called) else "with yield"
+        raise InputError(f"the model {type(module).__name__}: its __call__ is written {what}: wanted one that returns")
     told = _how_told(inspect.signature(module).parameters)
 
     def init_fn(key: jax.Array, inputs: Inputs) -> Variables:

@@ -214,7 +214,7 @@ JAXNET = {
     "launch of nothing": (("launch", "local", "--processes", "2"), "no command to launch; give it after --"),
     "more processes than a machine has": (
         ("launch", "local", "--processes", "99999999", "--", "x"),
-        "--processes: '99999999' must be a whole number of at most 1024: each is a Python with JAX in the memory of one",
+        "--processes: '99999999' must be a whole number of at most 1024: each is a Python with JAX in",
     ),
     "processes of thousands of digits": (("launch", "local", "--processes", "9" * 5000, "--", "x"), "at most 1024"),
     "processes of infinity": (("launch", "local", "--processes", "inf", "--", "x"), "'inf' must be a whole number of"),

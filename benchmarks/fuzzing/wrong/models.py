@@ -71,7 +71,7 @@ MODELS = {
     "an exit": _model("raise SystemExit(0)", "Mine", "SystemExit"),
     "a generator's exit": _model("raise GeneratorExit", "Mine", "GeneratorExit"),
     "no end of calls": _model("return self(images, train)", "Mine", "RecursionError"),
-    "a generator": _model(_LOGITS + "yield x", "no parameters"),
+    "a generator": _model(_LOGITS + "yield x", "with yield"),
     "a branch on a value": _model(_LOGITS + "return x if x.sum() > 0 else -x", "Mine"),
     "a callback without a gradient": _model(
         _LOGITS + "return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)"
@@ -81,7 +81,7 @@ MODELS = {
     "a coroutine": Wrong(
         "class Mine(nn.Module):\n    async def __call__(self, images): return images",
         {"model": "Mine()"},
-        ("no parameters",),
+        ("async def",),
     ),
     "a collective over no axis": _model(_LOGITS + "return jax.lax.psum(x, 'nothing')", "Mine"),
     "a class": Wrong("", {"model": "CNN"}, ("model is the class CNN",)),
