@@ -41,6 +41,7 @@ class Worker:
     def __init__(self, devices: int, limit: float) -> None:
         self._devices, self._limit = devices, limit
         self._home = tempfile.TemporaryDirectory(prefix="fuzz-")
+        self._said = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115  as long as this worker
         self._process: subprocess.Popen[str] | None = None
         self._done = 0
 
@@ -67,7 +68,7 @@ class Worker:
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._said,
                 text=True,
             )
             self._done = 0
@@ -85,7 +86,8 @@ class Worker:
         if not line:
             status = process.wait()
             self.close()
-            return f"FAILED: the process ended with status {status}"
+            self._said.seek(0)
+            return f"FAILED: the process ended with status {status}: {self._said.read()[-300:]!r}"
         answer = json.loads(line)
         if answer["seconds"] > _MOST_SECONDS and not answer["verdict"].startswith("FAILED"):
             return f"FAILED: it took {answer['seconds']:.0f} s of the processor, and then {answer['verdict']}"

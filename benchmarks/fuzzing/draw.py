@@ -141,7 +141,9 @@ def _of_part(draw: random.Random, kinds: dict[str, Any]) -> Case:
     name = draw.choice(list(WRONG[kind]))
     wrong = WRONG[kind][name]
     overrides = _overrides(draw, kinds) if draw.random() < 0.3 else []
-    return Case(wrong.file(), tuple(overrides), None, about=f"{kind}: {name}", must_fail=bool(wrong.words))
+    return Case(
+        wrong.file(), tuple(overrides), None, about=f"{kind}: {name}", must_fail=bool(wrong.words) and not overrides
+    )
 
 
 def _of_template(draw: random.Random) -> Case:

@@ -356,35 +356,36 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
         raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
 
 
-def check_memory(config: Config, mesh: Mesh, state: int, parameters: int, inputs: Any) -> None:
-    """Refuse a state, or a share of a batch, that all memory of this process's devices cannot hold.
-
-    Nothing is refused that might fit: a step takes several times as much.
-
-    Args:
-        config: of the run.
-        mesh: its devices.
-        state: bytes of the state on one device.
-        parameters: how many the model has.
-        inputs: the shapes of what the model is called with for one example.
-    """
+def check_parameters(mesh: Mesh, parameters: Any, held: float) -> None:
+    """Refuse parameters of these shapes, of which a process holds so many bytes with all that is kept of each."""
     memory = memory_of(mesh)
-    if memory is None:
-        return
-    if (held := len(mesh.local_devices) * state) > memory:
+    if memory is not None and held > memory:
+        count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
         raise InputError(
-            f"model: {parameters:,} parameters with all that is kept of each take {_gigabytes(held)} on the devices of "
-            f"this process, which have {_gigabytes(memory)}; make it smaller"
+            f"model: {count:,} parameters with all that is kept of each take {_gigabytes(held)} on the devices of this "
+            f"process, which have {_gigabytes(memory)}; make it smaller"
         )
-    examples = config.batch_size / config.microbatches / jax.process_count()
-    each = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(inputs))
-    if examples * each > memory:
+
+
+def check_batch(config: Config, mesh: Mesh, inputs: Any) -> None:
+    """Refuse a share of a batch that all memory of this process's devices cannot hold.
+
+    `inputs` are the shapes of what the model is called with for one example. Nothing is refused that might fit: a step
+    takes several times as much.
+    """
+    memory, examples = memory_of(mesh), config.batch_size / config.microbatches / jax.process_count()
+    taken = examples * bytes_of(inputs)
+    if memory is not None and taken > memory:
         shapes = ", ".join("x".join(map(str, leaf.shape[1:])) for leaf in jax.tree.leaves(inputs))
         raise InputError(
-            f"batch_size={config.batch_size}: {examples:,.0f} examples of {shapes} take {_gigabytes(examples * each)} "
-            f"on the devices of this process, which have {_gigabytes(memory)}; give fewer or smaller ones, or more "
-            "microbatches"
+            f"batch_size={config.batch_size}: {examples:,.0f} examples of {shapes} take {_gigabytes(taken)} on the "
+            f"devices of this process, which have {_gigabytes(memory)}; give fewer or smaller ones, or more microbatches"
         )
+
+
+def bytes_of(shapes: Any) -> int:
+    """Bytes of arrays of these shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def check_step_memory(mesh: Mesh, needed: int) -> None:

@@ -17,7 +17,7 @@ from jaxnet.comm import Strategy, replicated, split_by_example
 from jaxnet.config.check import check_tests
 from jaxnet.config.run import Config
 from jaxnet.data import Source, check_rows, eval_batches, example_shapes, open_split, placed
-from jaxnet.errors import InputError, shown, users_code
+from jaxnet.errors import InputError, error_text, shown, users_code
 from jaxnet.models import Model, Variables
 from jaxnet.parallel import Form, Step, StepPlan
 from jaxnet.parallel.hybrid import ShardedDense
@@ -120,8 +120,12 @@ class Experiment:
         self._initial_values()
 
     def _initial_values(self) -> dict[str, np.ndarray] | None:
-        weights = self.config.initial_weights
-        return None if weights is None else initial_values(Path(weights), self._single_variables)
+        if (weights := self.config.initial_weights) is None:
+            return None
+        try:
+            return initial_values(Path(weights), self._single_variables)
+        except OSError as error:  # such as a name that is too long
+            raise InputError(f"initial_weights={weights[:80]}: {error.strerror or error_text(error)}") from error
 
     @property
     def _single_variables(self) -> Variables:

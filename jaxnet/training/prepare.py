@@ -27,7 +27,7 @@ from jaxnet.comm import (
     mpi_world,
     split_by_example,
 )
-from jaxnet.config.check import check_config, check_fit, check_memory, strategy_of
+from jaxnet.config.check import bytes_of, check_batch, check_config, check_fit, check_parameters, strategy_of
 from jaxnet.config.run import Config
 from jaxnet.cost.workloads import Workload
 from jaxnet.data import Source, check_source, example_shapes, has_classes, hold_out, open_split
@@ -104,6 +104,8 @@ def prepare(
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
     variables = checked_variables(config, mode, model, source, example, inputs, phases)
+    check_parameters(mesh, variables.params, bytes_of(variables) / jax.process_count())  # before they are planned
+    check_batch(config, mesh, inputs)
     order, metrics = gradient_order(config.task, model, variables, batch_shapes)
     check_metrics(config.task, metrics)
     layers = sharded_layers(config.shard_dense, model, variables, inputs, mesh.shape[DEVICE])
@@ -135,8 +137,7 @@ def prepare(
             members=members,
         )
         layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(layout.whole_shapes.params))
-        check_memory(config, mesh, layout.bytes_per_device, parameters, inputs)
+        check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
         step = form.step(step_loss(config, mode, layers), optimizer, layout)
         traffic = _traffic(config, mesh, metrics, total_steps)
         experiment = Experiment(
