@@ -48,7 +48,7 @@ class Worker:
     def verdict(self, seed: int, trains: bool = True) -> str:
         """What became of the case of `seed`; without `trains`, it ends where its program would be compiled."""
         if self._done >= _FRESH_AFTER:
-            self.close()
+            self._end()
         with tempfile.TemporaryDirectory(prefix="case-", dir=self._home.name) as folder:
             process = self._running()
             assert process.stdin is not None
@@ -81,11 +81,11 @@ class Worker:
         try:
             line = lines.get(timeout=self._limit)
         except queue.Empty:
-            self.close()
+            self._end()
             return f"FAILED: no end after {self._limit:g} s"
         if not line:
             status = process.wait()
-            self.close()
+            self._end()
             self._said.seek(0)
             return f"FAILED: the process ended with status {status}: {self._said.read()[-300:]!r}"
         answer = json.loads(line)
@@ -94,7 +94,12 @@ class Worker:
         return str(answer["verdict"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and remove what it had for a home."""
+        self._end()
+        self._said.close()
+        self._home.cleanup()
+
+    def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -379,7 +379,8 @@ def check_batch(config: Config, mesh: Mesh, inputs: Any) -> None:
         shapes = ", ".join("x".join(map(str, leaf.shape[1:])) for leaf in jax.tree.leaves(inputs))
         raise InputError(
             f"batch_size={config.batch_size}: {examples:,.0f} examples of {shapes} take {_gigabytes(taken)} on the "
-            f"devices of this process, which have {_gigabytes(memory)}; give fewer or smaller ones, or more microbatches"
+            f"devices of this process, which have {_gigabytes(memory)}; give fewer or smaller ones, or more "
+            "microbatches"
         )
 
 
