@@ -1,12 +1,17 @@
 """What users type and what becomes of files, drawn at random: each case must train, or be refused by one line.
 
-    python -m benchmarks.fuzz [--cases 1000] [--first 0] [--seconds S] [--workers 2] [--limit 300] [--train-every 1]
-    python -m benchmarks.fuzz --files [--cases 1000] [--first 0] [--seconds S] [--limit 300]
+    python -m benchmarks.fuzz [--cases 2000] [--first 0] [--seconds S] [--workers 2] [--limit 120] [--train-every 10]
+    python -m benchmarks.fuzz --files [--cases 2000] [--first 0] [--seconds S] [--limit 120]
 
 A case is a config file, overrides and sometimes a second run in the same workdir, all from one number, the seed:
-`--first SEED --cases 1` runs a failure again and prints it whole. Afterwards no file may be half-written, and every
-checkpoint must be good. Every third seed runs on one device, the others on four. With `--train-every 10`, nine of ten
-cases end where their program would be compiled, which takes a tenth of the time.
+`--first SEED --cases 1` runs a failure again and prints it whole. A quarter of the cases have a part that is wrong in
+itself (`fuzzing/wrong`), two fifths an odd value at a key of a config that comes along or of a small one of each task
+and data set (`fuzzing/templates.py`), the others combine what is plausible.
+
+Afterwards no file may be half-written, every checkpoint must be good, nothing may have been written outside the workdir
+(home, current directory and temporary files are a folder of the worker's own), and no case may have taken more than
+20 s of the processor. Every third seed runs on one device, the others on four. Of ten cases nine end where their
+program would be compiled, which takes a tenth of the time; `--train-every 1` trains all that may be trained.
 
 With `--files` a case is a file of a run, weights, an exported program or a picture that is harmed, and a command that
 reads it (`benchmarks/fuzzing/files.py`): status 0, 1 or 2 without a traceback, within 20 s, nothing written elsewhere.
@@ -32,6 +37,7 @@ from benchmarks.fuzzing.draw import all_kinds, draw_case
 
 ROOT = Path(__file__).parents[1]
 _FRESH_AFTER = 60  # cases, after which a process has compiled enough
+_MOST_SECONDS = 20.0  # of the processor, for one case
 
 
 class Worker:
@@ -39,6 +45,8 @@ class Worker:
 
     def __init__(self, devices: int, limit: float, module: str = "benchmarks.fuzzing.trial") -> None:
         self._devices, self._limit, self._module = devices, limit, module
+        self._home = tempfile.TemporaryDirectory(prefix="fuzz-")
+        self._said = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115  as long as this worker
         self._process: subprocess.Popen[str] | None = None
         self._done = 0
         self.said: dict[str, Any] = {}
@@ -46,8 +54,8 @@ class Worker:
     def verdict(self, seed: int, trains: bool = True) -> str:
         """What became of the case of `seed`; without `trains`, it ends where its program would be compiled."""
         if self._done >= _FRESH_AFTER:
-            self.close()
-        with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+            self._end()
+        with tempfile.TemporaryDirectory(prefix="case-", dir=self._home.name) as folder:
             process = self._running()
             assert process.stdin is not None
             process.stdin.write(json.dumps({"seed": seed, "folder": folder, "trains": trains}) + "\n")
@@ -58,14 +66,15 @@ class Worker:
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
             command = [sys.executable, "-m", self._module, str(self._devices)]
-            environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+            home = self._home.name
+            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "HOME": home, "TMPDIR": home, "PYTHONPATH": str(ROOT)}
             self._process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=home,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._said,
                 text=True,
             )
             self._done = 0
@@ -78,17 +87,25 @@ class Worker:
         try:
             line = lines.get(timeout=self._limit)
         except queue.Empty:
-            self.close()
+            self._end()
             return f"FAILED: no end after {self._limit:g} s"
         if not line:
             status = process.wait()
-            self.close()
-            return f"FAILED: the process ended with status {status}"
-        self.said = json.loads(line)
-        return str(self.said["verdict"])
+            self._end()
+            self._said.seek(0)
+            return f"FAILED: the process ended with status {status}: {self._said.read()[-300:]!r}"
+        self.said = answer = json.loads(line)
+        if answer["seconds"] > _MOST_SECONDS and not answer["verdict"].startswith("FAILED"):
+            return f"FAILED: it took {answer['seconds']:.0f} s of the processor, and then {answer['verdict']}"
+        return str(answer["verdict"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and remove what it had for a home."""
+        self._end()
+        self._said.close()
+        self._home.cleanup()
+
+    def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -146,22 +163,21 @@ def devices_of(seed: int) -> int:
 def show(seed: int, verdict: str) -> None:
     """Print a case with what became of it."""
     case = draw_case(seed, all_kinds())
-    model = [line.strip() for line in case.config.splitlines() if line.strip().startswith(("model=", "data="))]
-    print(
-        f"seed {seed}: {verdict}\n  {' '.join(model)}\n  {case.overrides!r:.600} again={case.again!r:.600}", flush=True
-    )
+    print(f"seed {seed}: {verdict}\n  {case.about}\n  {case.overrides!r:.600} again={case.again!r:.600}", flush=True)
 
 
 def main() -> int:
     """The command line; status 1 if any case failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", action="store_true", help="harm files, instead of drawing configs")
-    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time, at least 2")
-    parser.add_argument("--train-every", type=int, default=1, metavar="N", help="of so many cases, how many train: one")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a case counts as hanging")
+    parser.add_argument(
+        "--train-every", type=int, default=10, metavar="N", help="of so many cases, how many train: one"
+    )
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a case counts as hanging")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.cases)
     until = time.monotonic() + args.seconds

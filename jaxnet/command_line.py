@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -26,6 +26,13 @@ class Parser(argparse.ArgumentParser):
         commands = self.add_subparsers(metavar=metavar, title="commands", required=True)
         self._commands = commands.choices
         return commands
+
+    def add_config(self, about: str, *, required: bool = False) -> None:
+        """Add `--config FILE`, and `--verbose` for the errors of what is in it."""
+        self.add_argument("--config", type=given_path, required=required, metavar="FILE", help=about)
+        self.add_argument(
+            "--verbose", action="store_true", help="show the traceback of an error in FILE or in what it imports"
+        )
 
     def add_overrides(self) -> None:
         """Add `key.path=value`, any number of times, before, between and after the options."""
@@ -62,16 +69,53 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 # ---- Values of options ---------------------------------------------------------------------------------
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1, for `type=`."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
+def whole(least: int, most: int, why: str) -> Callable[[str], int]:
+    """A function that reads a whole number of `least` to `most`, for `type=`; `why` not more.
+
+    >>> whole(1, 65535, "ports end there")("8080")
+    8080
+    """
+
+    def read(text: str) -> int:
+        digits = text if text.isascii() and text.isdigit() else ""
+        if not digits or (len(digits) <= _DIGITS and int(digits) < least):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a whole number of at least {least}")
+        if len(digits) > _DIGITS or int(digits) > most:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a whole number of at most {most}: {why}")
+        return int(digits)
+
+    return read
 
 
-def not_negative(text: str) -> int:
-    """A whole number of at least 0, for `type=`."""
-    return 0 if text == "0" else positive(text)
+_DIGITS = 30  # Python reads no number of thousands
+_MOST = 10**9
+
+positive = whole(1, _MOST, "nothing here counts further")
+"""A whole number of at least 1."""
+
+not_negative = whole(0, _MOST, "nothing here counts further")
+"""A whole number of at least 0."""
+
+processes_here = whole(1, 1024, "each is a Python with JAX in the memory of one machine")
+"""A number of processes on one machine."""
+
+hosts_in_all = whole(1, 100_000, "all are written down, and all call process 0")
+"""A number of hosts, or of processes over hosts."""
+
+devices_here = whole(1, _MOST_DEVICES, "each emulated device has threads of its own")
+"""A number of devices that a process emulates."""
+
+batch_size = whole(1, 65_536, "a batch lies in memory")
+"""A number of examples in a batch."""
+
+image_side = whole(1, 65_535, "no JPEG file has a longer side")
+"""The side of an image in pixels."""
+
+port = whole(1, 65_535, "ports end there")
+"""The number of a TCP port."""
+
+threads = whole(1, 1024, "no machine has so many cores for one process")
+"""A number of threads."""
 
 
 def given_path(text: str) -> Path:

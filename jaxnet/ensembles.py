@@ -6,7 +6,7 @@ parameters are stacked, so they travel in the same messages.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,16 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxnet.limits import Count
+from jaxnet.limits import Limit
 from jaxnet.models import Model, Variables
 from jaxnet.optimizer import AnyOptimizer, Optimizer, ShardedParams, make_optimizer
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, metric_text
 
 PyTree = Any
+
+
+# Each is traced and compiled by itself.
+_Members = Annotated[int, Limit("1 to 100: one program computes them all", lambda value: 1 <= value <= 100)]
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Ensemble:
         weight_decays: one per member, instead of optimizer.weight_decay; empty: that one for all.
     """
 
-    members: Count = 1
+    members: _Members = 1
     learning_rates: tuple[float, ...] = ()
     weight_decays: tuple[float, ...] = ()
 

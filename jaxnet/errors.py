@@ -4,12 +4,15 @@ What is printed may hold the words of strangers: names in a file of weights, pat
 whatever a terminal could take for a command is shown as its number.
 """
 
+import functools
 import logging
 import os
 import select
 import signal
 import sys
+import sysconfig
 import threading
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +54,15 @@ def printable(text: object, most: int | None = None, *, keep: str = "") -> str:
     )
 
 
+def on_one_line(text: str) -> str:
+    """A `printable` text without line ends.
+
+    >>> on_one_line("a\\n  b\\x1b[2J")
+    'a   b\\\\x1b[2J'
+    """
+    return printable(text.replace("\r\n", "\n").replace("\n", " "))
+
+
 # ---- Mistakes of users ----------------------------------------------------------------------------------
 
 
@@ -64,7 +76,7 @@ class InputError(Exception):
     """
 
     def __str__(self) -> str:
-        return printable(" ".join(super().__str__().split("\n")))  # a quoted value may span several lines
+        return on_one_line(super().__str__())  # a quoted value may span several lines
 
 
 def one_line(error: object) -> str:
@@ -74,6 +86,103 @@ def one_line(error: object) -> str:
     "no such key: 'a'"
     """
     return " ".join(str(error).split())
+
+
+# ---- Code of users, which may raise anything, and values of theirs, which may not even be shown -----------
+
+_LONGEST = 600  # letters of an error of another's code: JAX's may fill a screen
+
+
+def shown(value: object, most: int = 60) -> str:
+    """A value on one line, as Python writes it, cut short; where it cannot be shown, its type.
+
+    >>> shown("x" * 100, most=5)
+    "'xxxx"
+    """
+    try:
+        return on_one_line(repr(value))[:most]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def error_text(error: BaseException) -> str:
+    """An error that code of others has raised, on one line: its type, and what it says if that can be said.
+
+    >>> error_text(ValueError("first\\nsecond")), error_text(ValueError())
+    ('ValueError: first second', 'ValueError')
+    """
+    kind = on_one_line(type(error).__name__)
+    try:
+        said = on_one_line(one_line(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # of its own __str__
+        said = ""
+    return f"{kind}: {said[:_LONGEST]}" if said else kind
+
+
+@contextmanager
+def users_code(what: str, *passing: type[BaseException]) -> Iterator[None]:
+    """Inside, code runs that a user has written, named `what`: whatever it raises becomes an InputError with its line.
+
+    InputErrors, Ctrl-C and errors of the kinds `passing` pass.
+
+    >>> with users_code("the model"):
+    ...     [][0]
+    Traceback (most recent call last):
+    jaxnet.errors.InputError: the model failed: IndexError: list index out of range
+    """
+    through: tuple[type[BaseException], ...] = (InputError, KeyboardInterrupt, *passing)
+    try:
+        yield
+    except through:
+        raise
+    except BaseException as error:
+        raise failure(what, error) from error
+
+
+def failure(what: str, error: BaseException) -> InputError:
+    """The InputError that says that `what`, code of the user's, raised `error`, and in which line."""
+    return InputError(f"{what} failed{users_line(error)}: {error_text(error)}")
+
+
+def users_line(error: BaseException) -> str:
+    """The last line of a file of the user's that an error came through, as ' in line 3 of mine.py'; '' if none."""
+    frames = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    own = [(name, number) for name, number in frames if not name.startswith((*_not_users(), "<"))]
+    return f" in line {own[-1][1]} of {own[-1][0]}" if own else ""
+
+
+@functools.cache
+def _not_users() -> tuple[str, ...]:
+    """Where code lies that no user has written: this package, the packages that are installed, and Python."""
+    installed = {sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return (*(f"{folder}{os.sep}" for folder in (str(Path(__file__).parent), *installed)),)
+
+
+@contextmanager
+def causes_shown(wanted: bool) -> Iterator[None]:
+    """If `wanted`, print the traceback of the error behind an InputError that leaves, which is the user's own."""
+    try:
+        yield
+    except InputError as error:
+        if wanted and (cause := _cause(error)) is not None:
+            say("".join(traceback.format_exception(cause)).rstrip("\n"))
+        raise
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """The first error behind an InputError that is no InputError, nor one of those that JAX puts between."""
+    found: BaseException | None = error
+    while isinstance(found, InputError) or type(found).__name__ in ("SimplifiedTraceback", "UnfilteredStackTrace"):
+        assert found is not None
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return found
+
+
+# ---- Output ---------------------------------------------------------------------------------------------
 
 
 def say(line: str, stream: TextIO | None = None) -> None:

@@ -8,6 +8,7 @@
 `check_limits` refuses a value beyond its limit and names its key. None is always allowed where the type has it.
 """
 
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -30,9 +31,16 @@ Positive = Annotated[float, Limit("a number above 0", lambda value: value > 0)]
 NotNegative = Annotated[float, Limit("at least 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Limit("0 to 1", lambda value: 0 <= value <= 1)]
 BelowOne = Annotated[float, Limit("at least 0 and below 1", lambda value: 0 <= value < 1)]
-Seconds = Annotated[float, Limit("at least 1", lambda value: value >= 1)]
+Seconds = Annotated[float, Limit("1 to 31536000, a year", lambda value: 1 <= value <= 31_536_000)]
+Side = Annotated[int, Limit("1 to 65535, the longest side of a JPEG file", lambda value: 1 <= value <= 65_535)]
+Threads = Annotated[int, Limit("1 to 1024, as many as a large machine has cores", lambda value: 1 <= value <= 1024)]
 Count = Annotated[int, Limit("at least 1", lambda value: value >= 1)]
 Whole = Annotated[int, Limit("at least 0", lambda value: value >= 0)]
+
+
+def memory_bytes() -> int:
+    """Bytes of memory of this machine: what takes more can never be held."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def broken_limit(kind: Any, value: Any) -> str | None:

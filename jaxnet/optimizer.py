@@ -21,7 +21,7 @@ import optax
 from jax import lax
 
 from jaxnet.comm import AxisSizes, Collective, axes_size, varying_axes
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, users_code
 from jaxnet.limits import BelowOne, Count, Fraction, NotNegative, Positive, Whole
 
 PyTree = Any
@@ -173,13 +173,44 @@ def make_optimizer(
 def _own(
     config: optax.GradientTransformation | Callable[[int], optax.GradientTransformation], total_steps: int
 ) -> optax.GradientTransformation:
-    made = config if isinstance(config, optax.GradientTransformation) else config(total_steps)
+    with users_code(f"optimizer: the function of the total steps, called with {total_steps},"):
+        made = config if isinstance(config, optax.GradientTransformation) else config(total_steps)
     if not isinstance(made, optax.GradientTransformation):
         raise InputError(
             f"optimizer: it gave {type(made).__name__} for {total_steps} steps; wanted an Optax transformation, such "
             "as optax.adamw(1e-3)"
         )
-    return made
+    return type(made)(_guarded("init", made.init), _guarded("update", made.update))
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Any:
+    """A function of a transformation of one's own, whose failures are InputErrors."""
+
+    def guarded(*given: Any, **named: Any) -> Any:
+        with users_code(f"optimizer: {name} of the Optax transformation"):
+            return function(*given, **named)
+
+    return guarded
+
+
+def check_update(optimizer: optax.GradientTransformation, params: PyTree) -> None:
+    """Refuse a transformation of one's own that does not update parameters of these shapes; nothing is computed."""
+    with users_code("optimizer: what it keeps"):  # such as text, which is no array
+        state = jax.eval_shape(optimizer.init, params)
+        made = jax.eval_shape(optimizer.update, params, state, params)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise InputError(f"optimizer: update gave a {type(made).__name__}: wanted (updates, state)")
+    for what, before, after in (("updates", params, made[0]), ("state", state, made[1])):
+        old, new = jax.tree.structure(before), jax.tree.structure(after)
+        if str(old) != str(new):
+            raise InputError(f"optimizer: update gave {what} of the form {new!s:.80}: wanted {old!s:.80}")
+        for (path, one), other in zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True):
+            if one.shape != other.shape or (what == "state" and one.dtype != other.dtype):
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise InputError(
+                    f"optimizer: update gave {other.dtype}{list(other.shape)} among the {what} for {name}: wanted "
+                    f"{one.dtype}{list(one.shape)}"
+                )
 
 
 def _rules(config: Optimizer, rate: optax.Schedule, parts: ShardedParams | None) -> list[optax.GradientTransformation]:

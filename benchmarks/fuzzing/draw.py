@@ -6,6 +6,9 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from benchmarks.fuzzing.templates import as_it_is, kinds_of, templates, with_object
+from benchmarks.fuzzing.values import LARGE, OBJECTS, PATHS, TEXTS
+from benchmarks.fuzzing.wrong import WRONG
 from jaxnet.comm import STRATEGIES, settings_of
 from jaxnet.config.keys import is_group, key_values
 from jaxnet.config.run import Config
@@ -66,32 +69,11 @@ _PLAUSIBLE: dict[str, tuple[str, ...]] = {
 }
 # The combinations that matter most: a case has one of each.
 _MAIN = ("strategy", "mode", "batch_norm", "hosts", "microbatches", "optimizer.name", "optimizer.schedule")
+TEMPLATES = templates()
+_PARTS, _TEMPLATES = 0.25, 0.65  # of all cases, up to where they are of this kind
 # What a process does to itself, and what only mpirun can give.
 _LEFT_OUT = ("watchdog.", "transport")
 
-_ODD_WORDS = (
-    "",
-    " ",
-    "none",
-    "true",
-    "nan",
-    "-nan",
-    "inf",
-    "-inf",
-    "1e999",
-    "many",
-    "é",
-    "\uff11\uff16",
-    "\u202e8",
-    "'",
-    "=",
-    "0x10",
-)
-_ODD_NUMBERS = ("0", "-1", "-0.0", "1.5", "1e2", "1_0", " 8", "+8", "1e-320", "1e308", "2147483648", "4294967296")
-_HUGE = ("9223372036854775807", "9223372036854775808", "1" + "0" * 30, "9" * 5000)
-_ODD_TUPLES = (",", "1,", "(2,)", "[2,2]", "0:", ":", "0:0", "a:b:c", "0.5:8,0:4", "1," * 2000)
-_ODD_PATHS = ("/nowhere", "/", "/dev/null", "/dev/zero", "/etc/passwd", "a" * 5000, "nul\0byte", "é/ü", "~", "$HOME")
-_ODD = (*_ODD_WORDS, *_ODD_NUMBERS, *_HUGE, *_ODD_TUPLES, *_ODD_PATHS)
 _ODD_OVERRIDES = (
     "epochs",
     "=",
@@ -110,11 +92,23 @@ _ODD_OVERRIDES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A config file, the overrides of a run, and those of a second one in the same workdir, if there is one."""
+    """A config file, the overrides of a run, and those of a second one in the same workdir, if there is one.
 
-    config: str
+    Attributes:
+        config: the file.
+        overrides: of the run.
+        again: of the second one.
+        trains: whether it may be trained; else it ends where its program would be compiled.
+        about: what it is, in words.
+        must_fail: whether it is wrong whatever the overrides are.
+    """
+
+    config: bytes
     overrides: tuple[str, ...]
     again: tuple[str, ...] | None
+    trains: bool = True
+    about: str = ""
+    must_fail: bool = False
 
 
 def draw_case(seed: int, kinds: dict[str, Any]) -> Case:
@@ -124,6 +118,11 @@ def draw_case(seed: int, kinds: dict[str, Any]) -> Case:
     True
     """
     draw = random.Random(seed)
+    part = draw.random()
+    if part < _PARTS:
+        return _of_part(draw, kinds)
+    if part < _TEMPLATES:
+        return _of_template(draw)
     classes = draw.choice(_CLASSES)
     data = f"Synthetic({draw.choice(_SHAPES)}, {classes}, {draw.choice(_TRAIN)}, {draw.choice(_TEST)})"
     config = _CONFIG.format(model=draw.choice(_MODELS[: draw.choice((1, 4, 7))]).format(classes=classes), data=data)
@@ -132,7 +131,41 @@ def draw_case(seed: int, kinds: dict[str, Any]) -> Case:
         overrides = overrides[: draw.randrange(3)] + [_odd(draw, kinds) for _ in range(draw.choice((1, 1, 2)))]
         draw.shuffle(overrides)
     again = (*overrides, *(_overrides(draw, kinds)[-1:])) if draw.random() < 0.15 else None
-    return Case(config, tuple(overrides), again)
+    about = " ".join(line.strip() for line in config.splitlines() if line.strip().startswith(("model=", "data=")))
+    return Case(config.encode(), tuple(overrides), again, about=about)
+
+
+def _of_part(draw: random.Random, kinds: dict[str, Any]) -> Case:
+    """A config with a part that is wrong, in a few cases with overrides, which come first or never."""
+    kind = draw.choice(list(WRONG))
+    name = draw.choice(list(WRONG[kind]))
+    wrong = WRONG[kind][name]
+    overrides = _overrides(draw, kinds) if draw.random() < 0.3 else []
+    return Case(
+        wrong.file(), tuple(overrides), None, about=f"{kind}: {name}", must_fail=bool(wrong.words) and not overrides
+    )
+
+
+def _of_template(draw: random.Random) -> Case:
+    """A config that comes along, or one of each task and data set, with one or two odd values of its own keys."""
+    number = draw.randrange(len(TEMPLATES))
+    template = TEMPLATES[number]
+    kinds = kinds_of(template)
+    keys = [key for key in kinds if not key.startswith(_LEFT_OUT)]
+    first = draw.choice(keys)
+    about = f"template {number}"
+    if draw.random() < 0.5:
+        value = draw.choice(OBJECTS)
+        return Case(with_object(template, first, value).encode(), (), None, False, f"{about}, {first} = {value}")
+    chosen = dict.fromkeys([first, *([draw.choice(keys)] if draw.random() < 0.3 else [])])
+    overrides = [f"{key}={_value(draw, key, kinds[key])}" for key in chosen]
+    return Case(as_it_is(template).encode(), tuple(overrides), None, False, about)
+
+
+def _value(draw: random.Random, key: str, kind: Any) -> str:
+    if draw.random() < 0.25:
+        return _plausible(draw, key, kind)
+    return draw.choice([value for value in (*TEXTS, *LARGE) if key != "compile_cache" or value not in PATHS])
 
 
 def _overrides(draw: random.Random, kinds: dict[str, Any]) -> list[str]:
@@ -180,7 +213,8 @@ def _odd(draw: random.Random, kinds: dict[str, Any]) -> str:
     if draw.random() < 0.1:
         return draw.choice(_ODD_OVERRIDES)
     key = draw.choice([key for key in kinds if not key.startswith(_LEFT_OUT)])
-    able = _ODD if key != "epochs" else [value for value in _ODD if not value.startswith(("21", "42"))]  # would be long
+    able = TEXTS if key != "epochs" else [value for value in TEXTS if not value.startswith(("21", "42"))]  # long
+    able = [value for value in able if key != "compile_cache" or value not in PATHS]  # it would be written to
     return f"{key}={draw.choice(able)}"
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -57,7 +58,9 @@ def _left_wrong(workdir: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().split("\n")[:-1] if path.read_text().endswith("\n") else path.read_text().split("\n")
+    """The lines of a file; one that has no end too. A file of a run that ended before its first line is empty."""
+    text = path.read_text()
+    return text.split("\n")[:-1] if text.endswith("\n") or not text else text.split("\n")
 
 
 def _damaged(checkpoints: Path) -> str:
@@ -91,27 +94,35 @@ def run_case(seed: int, folder: Path, trains: bool) -> str:
 
     case = draw_case(seed, all_kinds())
     path = folder / "case.py"
-    path.write_text(case.config)
-    if not trains:
-        return _captured(lambda: _trace(path, case.overrides), folder)
+    path.write_bytes(case.config)
+    if not (trains and case.trains):
+        found = _captured(lambda: _trace(path, case.overrides), folder)
+        return "FAILED: it was taken" if case.must_fail and found == "trained" and trains else found
     command = ["--config", str(path), "--workdir", str(folder / "run"), "--json"]
     found = "trained"
     for overrides in [case.overrides, case.again]:
         if found == "trained" and overrides is not None:
             found = _captured(partial(train.main, [*command, *overrides]), folder)
-    return found
+    return "FAILED: it was trained" if case.must_fail and found == "trained" else found
 
 
 def _trace(config: Path, overrides: Sequence[str]) -> int:
     """As train.py does, up to the program that it would compile."""
     from jaxnet.config.file import load_config
+    from jaxnet.config.keys import flatten
+    from jaxnet.data import open_split
+    from jaxnet.training.checkpointing import begins_anew
     from jaxnet.training.prepare import prepare
     from jaxnet.training.processes import mesh_of
 
     asked = load_config(config, *overrides)
-    source, test = asked.data.load("train"), asked.data.load("test")
+    source, test = open_split(asked.data, "train"), open_split(asked.data, "test")
     experiment = prepare(asked, mesh_of(asked), source=source)
-    experiment.step.lower(experiment.layout.shapes, experiment.batch_shapes)
+    experiment.check_tests()
+    experiment.check_programs()
+    if begins_anew(Path(config).parent / "run"):
+        experiment.check_initial_weights()
+    flatten(asked)
     print(json.dumps({"steps": experiment.total_steps, "tests": test.num_examples}))
     return 0
 
@@ -140,17 +151,33 @@ def outputs(run: Callable[[], int], folder: Path) -> tuple[int, str, str]:
     return status, out, err
 
 
+def _outside(folder: Path) -> set[str]:
+    """The files of this process's home, which is its current directory and its place for temporary files too.
+
+    `folder` is the case's, and may hold what it likes; so may the directory in which FashionMNIST is prepared.
+    """
+    home = Path.home()
+    files = (path.relative_to(home) for path in home.rglob("*") if folder not in path.parents and path.is_file())
+    return {str(path) for path in files if "fashion_mnist" not in path.parts}
+
+
 def main() -> NoReturn:
     """Answer `{"seed": ..., "folder": ..., "trains": ...}` lines until there are no more."""
     import jax
 
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-    for line in sys.stdin:
+    commands = os.fdopen(os.dup(0))  # a case may call exit(), which closes sys.stdin
+    for line in commands:
         asked: dict[str, Any] = json.loads(line)
-        answer = run_case(asked["seed"], Path(asked["folder"]), asked["trains"])
+        folder, began = Path(asked["folder"]), time.process_time()
+        before = _outside(folder)
+        answer = run_case(asked["seed"], folder, asked["trains"])
+        seconds = time.process_time() - began
+        if written := sorted(_outside(folder) - before):
+            answer = f"FAILED: it wrote {', '.join(written[:3])}"
         jax.clear_caches()
-        print(json.dumps({"seed": asked["seed"], "verdict": answer}), flush=True)
+        print(json.dumps({"seed": asked["seed"], "verdict": answer, "seconds": seconds}), flush=True)
     sys.exit(0)
 
 

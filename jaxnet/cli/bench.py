@@ -6,9 +6,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from jaxnet.command_line import Commands, Parser, emulate_devices, given_path, mesh_sizes, positive
+from jaxnet.command_line import (
+    Commands,
+    Parser,
+    batch_size,
+    emulate_devices,
+    given_path,
+    image_side,
+    mesh_sizes,
+    positive,
+)
 from jaxnet.cost.shapes import byte_size
-from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.errors import InputError, causes_shown, exit_cleanly
+from jaxnet.limits import memory_bytes
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -52,7 +62,7 @@ def add_inference(kinds: Commands) -> None:
         metavar="FACTOR",
         help="factor on the width of all hidden layers; default 1",
     )
-    parser.add_argument("--image", type=positive, metavar="N", help="NxN images; default: the network's own")
+    parser.add_argument("--image", type=image_side, metavar="N", help="NxN images; default: the network's own")
     parser.add_argument(
         "--iterations", type=positive, default=50, metavar="N", help="timed calls for each size; default 50"
     )
@@ -77,7 +87,7 @@ def run_bench_inference(args: argparse.Namespace) -> int:
 
 
 def _batches(text: str) -> tuple[int, ...]:
-    return tuple(sorted({positive(part) for part in text.split(",")}))
+    return tuple(sorted({batch_size(part) for part in text.split(",")}))
 
 
 def _width(text: str) -> float:
@@ -157,16 +167,14 @@ def _add_step(kinds: Commands) -> None:
         help="a strategy that `jaxnet strategies` lists; BYTES: its bucket size; +pieces: run the step as several "
         "programs, launched from two threads, one device a process; may be repeated, and ratios are to the first",
     )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="time the model and data of a Python file with get_config(), which is run, as the trainer trains it",
+    parser.add_config(
+        "time the model and data of a Python file with get_config(), which is run, as the trainer trains it"
     )
     parser.add_argument(
         "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
     )
     parser.add_argument(
-        "--batch", type=positive, metavar="N", help="examples on each host; default: the workload's own"
+        "--batch", type=batch_size, metavar="N", help="examples on each host; default: the workload's own"
     )
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds; default 7")
     parser.add_argument(
@@ -200,7 +208,11 @@ def _subcommand(
 def _run_in_job(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     from jaxnet.cluster.start import leave
 
-    exit_cleanly(lambda: run(args), leave)
+    def whole() -> int:
+        with causes_shown(getattr(args, "verbose", False)):
+            return run(args)
+
+    exit_cleanly(whole, leave)
 
 
 def run_collectives(args: argparse.Namespace) -> int:
@@ -213,6 +225,11 @@ def run_collectives(args: argparse.Namespace) -> int:
     mesh = _start(args)
     axes = {"+".join(over): over for over in communicating_axes(mesh)}
     chosen = [_choose("--axis", name, axes) for name in args.axis or axes]
+    if (needed := max(args.bytes) * len(mesh.local_devices)) > memory_bytes():
+        raise InputError(
+            f"--bytes {max(args.bytes)}: messages of {len(mesh.local_devices)} devices take {needed / 1e9:,.0f} GB, "
+            f"and this machine has {memory_bytes() / 1e9:,.0f}; give a smaller one"
+        )
     rows, peaks = measure_collectives(mesh, args.bytes, chosen, transfers, args.iterations)
     if args.json:
         found = {"mesh": dict(mesh.shape), "peaks": peaks, "rows": [vars(row) for row in rows]}

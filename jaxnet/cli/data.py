@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from jaxnet.command_line import Commands, given_path, positive
+from jaxnet.command_line import Commands, given_path, threads
 from jaxnet.errors import printable
 
 _DATA_DESCRIPTION = "Prepare data sets for training, and verify them."
@@ -48,7 +48,7 @@ def add_data(commands: Commands) -> None:
             "--data-dir", metavar="DIR", help="directory of data sets; default $TFDS_DATA_DIR, or ~/tensorflow_datasets"
         )
         parser.add_argument(
-            "--threads", type=positive, metavar="N", help="threads that decode; default: one for each core"
+            "--threads", type=threads, metavar="N", help="threads that decode; default: one for each core"
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxnet.command_line import Commands, given_path, positive
-from jaxnet.errors import InputError, exit_cleanly, printable
+from jaxnet.errors import InputError, causes_shown, exit_cleanly, printable
 
 if TYPE_CHECKING:
     from jaxnet.config.run import Config
@@ -40,11 +40,7 @@ def add_doctor(commands: Commands) -> None:
         description=_DOCTOR_DESCRIPTION,
         epilog=_DOCTOR_EXAMPLES,
     )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="a Python file with get_config(), which is run; check that all ranks have the same, and its data",
-    )
+    parser.add_config("a Python file with get_config(), which is run; check that all ranks have the same, and its data")
     parser.add_argument(
         "--workdir",
         type=given_path,
@@ -68,7 +64,11 @@ def add_doctor(commands: Commands) -> None:
 def _run_in_job(args: argparse.Namespace) -> int:
     from jaxnet.cluster.start import leave
 
-    exit_cleanly(lambda: run_doctor(args), leave)
+    def run() -> int:
+        with causes_shown(args.verbose):
+            return run_doctor(args)
+
+    exit_cleanly(run, leave)
 
 
 def run_doctor(args: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxnet.command_line import Commands, positive
+from jaxnet.command_line import Commands, positive, processes_here
 from jaxnet.operations.launchers import kubernetes, local, mpi, sky, slurm, ssh, tpu
 from jaxnet.operations.launchers.job import add_command, add_devices, command_of
 
@@ -64,12 +64,12 @@ def add_lab(commands: Commands) -> None:
         description=_LAB_DESCRIPTION,
         epilog=_LAB_EXAMPLES,
     )
-    parser.add_argument("--hosts", type=positive, required=True, metavar="N", help="how many hosts")
+    parser.add_argument("--hosts", type=processes_here, required=True, metavar="N", help="how many hosts")
     parser.add_argument(
         "--rate", metavar="RATE", help="rate of each link, such as 1gbit or 250mbit; default: unlimited"
     )
     parser.add_argument(
-        "--processes-per-host", type=positive, default=1, metavar="P", help="processes on each host; default 1"
+        "--processes-per-host", type=processes_here, default=1, metavar="P", help="processes on each host; default 1"
     )
     add_devices(parser)
     parser.add_argument(

@@ -18,7 +18,7 @@ from jaxnet.cli.report import add_report, add_timeline
 from jaxnet.cli.train import add_train
 from jaxnet.cluster.huge_pages import use_huge_pages
 from jaxnet.command_line import Parser
-from jaxnet.errors import InputError, drop, exit_cleanly, has_lost_reader, say
+from jaxnet.errors import InputError, causes_shown, drop, exit_cleanly, has_lost_reader, say
 
 # No module of this package imports JAX before it runs a command, so that `jaxnet --help` answers at once.
 _COMMANDS = (
@@ -91,7 +91,8 @@ def run(argv: Sequence[str]) -> int:
     for add_command in _COMMANDS:
         add_command(commands)
     args = parser.parse_args(argv)
-    status: int = args.run(args)
+    with causes_shown(getattr(args, "verbose", False)):  # an option of commands that run a config
+        status: int = args.run(args)
     return status
 
 

@@ -30,7 +30,7 @@ def add_plan(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan", help="show what a training step will send", description=_PLAN_DESCRIPTION, epilog=_PLAN_EXAMPLES
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="a Python file with get_config(); FILE is run")
+    parser.add_config("a Python file with get_config(); FILE is run", required=True)
     parser.add_argument(
         "--mesh",
         type=mesh_sizes,
@@ -84,11 +84,7 @@ def add_strategies(commands: Commands) -> None:
         description=_STRATEGIES_DESCRIPTION,
         epilog=_STRATEGIES_EXAMPLES,
     )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="a Python file with get_config(), which is run; also show what its model would send",
-    )
+    parser.add_config("a Python file with get_config(), which is run; also show what its model would send")
     parser.add_argument(
         "--mesh",
         type=mesh_sizes,

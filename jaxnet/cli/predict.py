@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.command_line import Commands, Parser, given_path, positive
+from jaxnet.command_line import Commands, Parser, batch_size, given_path, positive, whole
 from jaxnet.errors import InputError, printable, show_warnings
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_predict(commands: Commands) -> None:
         "--top-k", type=positive, default=5, metavar="K", help="classes to show for each image; default 5"
     )
     parser.add_argument("--labels", type=given_path, metavar="FILE", help="names of the classes, one on each line")
-    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="examples in a batch; default 32")
+    parser.add_argument("--batch", type=batch_size, default=32, metavar="N", help="examples in a batch; default 32")
     parser.add_argument(
         "--continue", type=positive, dest="count", metavar="N", help="take each INPUT as a text, and write N bytes more"
     )
@@ -67,13 +67,22 @@ def add_predict(commands: Commands) -> None:
         metavar="T",
         help="of --continue: 0, the default: the likeliest byte; 1: drawn as the network says",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of these draws; default 0")
+    parser.add_argument(
+        "--seed",
+        type=whole(0, 2**32 - 1, "JAX takes 32 bits of a seed"),
+        default=0,
+        metavar="S",
+        help="of these draws; default 0",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on each line")
     parser.set_defaults(run=run_predict)
 
 
 def _temperature(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"{text} must be 0 to 100")
     return value
@@ -87,9 +96,7 @@ def add_choice(parser: Parser) -> None:
     )
     which.add_argument("--best", action="store_true", help="take the checkpoint that was best on validation examples")
     parser.add_argument("--model", metavar="NAME", help="network of a .safetensors file that does not name it")
-    parser.add_argument(
-        "--config", type=given_path, metavar="FILE", help="a config, for models of your own; FILE is run"
-    )
+    parser.add_config("a config, for models of your own; FILE is run")
     parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: as trained")
     parser.add_argument(
         "--member", type=int, metavar="I", help="take network number I of an ensemble; default: all, averaged"
@@ -199,7 +206,7 @@ def add_export(commands: Commands) -> None:
     parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
     parser.add_argument("--out", type=given_path, required=True, metavar="FILE", help="the program to write")
     add_choice(parser)
-    parser.add_argument("--batch", type=positive, metavar="N", help="take batches of N images; default: of any size")
+    parser.add_argument("--batch", type=batch_size, metavar="N", help="take batches of N images; default: of any size")
     parser.add_argument(
         "--weights",
         choices=("inside", "separate"),

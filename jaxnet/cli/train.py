@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxnet.command_line import Commands, Parser, given_path
-from jaxnet.errors import InputError, exit_cleanly, say, show_warnings
+from jaxnet.errors import InputError, causes_shown, exit_cleanly, say, show_warnings
 
 _DESCRIPTION = "Train a model as a config says; run again with the same workdir, it continues."
 
@@ -28,12 +28,7 @@ def add_train(commands: Commands) -> None:
 
 
 def _add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE",
-        help="a Python file with get_config(), such as configs/digits.py; FILE is run",
-    )
+    parser.add_config("a Python file with get_config(), such as configs/digits.py; FILE is run", required=True)
     parser.add_argument(
         "--workdir",
         type=given_path,
@@ -48,14 +43,19 @@ def _run_and_leave(args: argparse.Namespace) -> int:
     """Run as `main` does, and end the process as one of a job must."""
     from jaxnet.cluster.start import leave
 
-    exit_cleanly(lambda: run_train(args), leave)
+    exit_cleanly(lambda: _run(args), leave)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line of train.py, the process's own by default; the result is the exit status."""
     parser = Parser(prog="train.py", description=_DESCRIPTION, epilog=_EXAMPLES.format(prog="python train.py"))
     _add_arguments(parser)
-    return run_train(parser.parse_args(sys.argv[1:] if argv is None else argv))
+    return _run(parser.parse_args(sys.argv[1:] if argv is None else argv))
+
+
+def _run(args: argparse.Namespace) -> int:
+    with causes_shown(args.verbose):
+        return run_train(args)
 
 
 def run_train(args: argparse.Namespace) -> int:

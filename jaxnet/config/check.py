@@ -1,8 +1,9 @@
 """Refuses a config that cannot run, naming the key, what was got and what was wanted."""
 
 import itertools
+import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -10,10 +11,11 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import HOST, STRATEGIES, AllReduce, Strategy, mesh_size, named_strategy, takes_all_reduce
-from jaxnet.config.keys import broken_limits, is_group, key_values
+from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
 from jaxnet.config.run import Config
 from jaxnet.data import Source
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, shown, users_code
+from jaxnet.limits import Count, broken_limit, memory_bytes, without_limits
 from jaxnet.models import Model, Variables
 from jaxnet.optimizer import Optimizer
 from jaxnet.parallel import Mode
@@ -21,22 +23,45 @@ from jaxnet.parallel.pieces import sums_by_message
 from jaxnet.parallel.state import check_scale, needs_scale
 from jaxnet.tasks.task import Task
 
-# ---- Refuses values that no program and no system takes: too large whole numbers, and text that ends C's
+# ---- Refuses values that no program and no system takes: too large and too small numbers, text that ends C's
 
 
 _MOST = 10**9  # programs count in int32
-_LARGER = ("seed", "_bytes")  # how keys end whose numbers no program counts to
+_MOST_BYTES = 2**62  # and bytes in int64
+_LARGEST, _SMALLEST = 1e38, 1e-38  # float32 ends there
 
 
 def check_limits(config: Any) -> None:
-    """Refuse an integer whose size is over 10^9, and text with a NUL character; alone or in a tuple."""
+    """Refuse a number that no program can count or compute with, and text with a NUL; alone or in a tuple."""
     for key, value, _ in key_values(config):
-        for leaf in [] if is_group(value) else jax.tree.leaves(value):
-            if isinstance(leaf, int) and abs(leaf) > _MOST and not key.endswith(_LARGER):
-                shown = str(leaf) if abs(leaf) < 10**30 else f"an integer of {leaf.bit_length()} bits"
-                raise InputError(f"{key}={shown}: wanted {f'at most {_MOST}' if leaf > 0 else f'at least {-_MOST}'}")
-            if isinstance(leaf, str) and "\0" in leaf:
-                raise InputError(f"{key}={leaf!r:.60}: wanted text without NUL characters, which no file name has")
+        for leaf in _scalars(value):
+            if wanted := _beyond(key, leaf):
+                big = isinstance(leaf, int) and abs(leaf) >= 10**30
+                got = f"an integer of {leaf.bit_length()} bits" if big else shown(leaf)
+                raise InputError(f"{key}={got}: wanted {wanted}")
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    """A value, or what a tuple holds, tuples in it too."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _scalars(item)
+    elif isinstance(value, int | float | str):
+        yield value
+
+
+def _beyond(key: str, value: float | str) -> str | None:
+    """What was wanted in place of a value beyond all limits."""
+    if isinstance(value, str):
+        return "text without NUL characters, which no file name has" if "\0" in value else None
+    if isinstance(value, int):
+        most = 2**63 if key.endswith("seed") else _MOST_BYTES if key.endswith("_bytes") else _MOST
+        return None if abs(value) <= most else f"at most {most}" if value > 0 else f"at least {-most}"
+    if abs(value) > _LARGEST:
+        return f"{-_LARGEST:g} to {_LARGEST:g}: devices compute in float32, where this is infinite"
+    if 0 < abs(value) < _SMALLEST:
+        return f"0, or at least {_SMALLEST:g}: devices compute in float32, where this is 0"
+    return None
 
 
 # ---- Refuses a recipe whose parts do not go together, or says that it is a strange one ----------------
@@ -53,8 +78,18 @@ def check_recipe(config: Config) -> None:
             f"optimizer is {_kind(config.optimizer)}: wanted an Optimizer(...), an Optax transformation such as "
             "optax.adamw(1e-3), or a function of the total steps that makes one"
         )
+    elif not isinstance(config.optimizer, optax.GradientTransformation) and _of_optax(config.optimizer):
+        name = config.optimizer.__name__
+        raise InputError(
+            f"optimizer is optax.{name} itself, and the total steps would be its first argument: call it, "
+            f"as optax.{name}(1e-3)"
+        )
     if config.task.resolutions:
         _check_resolutions(config.task.resolutions)
+
+
+def _of_optax(function: Any) -> bool:
+    return isinstance(function, types.FunctionType) and function.__module__.partition(".")[0] == "optax"
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
@@ -138,28 +173,53 @@ _MOST_STEPS = 2**31  # the step is an int32
 
 def check_config(config: Config) -> tuple[Strategy, Mode]:
     """Refuse what cannot run on any mesh, with any data; the strategy and the mode of the step that are asked for."""
+    check_parts(config)
+    check_types(config)
     check_limits(config)
     for key, value, wanted in broken_limits(config):
-        raise InputError(f"{key}={value}: wanted {wanted}")
-    if not isinstance(config.model, nn.Module | Model):
-        raise InputError(
-            f"model is {_kind(config.model)}: wanted a Flax Linen module, or a Model such as "
-            "jaxnet.models.from_nnx makes"
-        )
-    if isinstance(config.data, type) or not callable(getattr(config.data, "load", None)):
-        raise InputError(f"data is {_kind(config.data)}: wanted a data set of jaxnet.data, such as Digits()")
-    if not isinstance(config.task, Task):
-        raise InputError(
-            f"task is {_kind(config.task)}: wanted a jaxnet.Task, such as ImageClassification(), or a subclass of yours"
-        )
+        raise InputError(f"{key}={shown(value)}: wanted {wanted}")
+    check_task(config.task)
     if axes := getattr(config.model, "norm_axes", ()):
-        raise InputError(f"model.norm_axes={axes}: set batch_norm=local, host or global instead")
+        raise InputError(f"model.norm_axes={shown(axes)}: set batch_norm=local, host or global instead")
     check_recipe(config)
     check_validation(config)
     strategy, mode = strategy_of(config)
     check_ensemble(config, strategy, mode)
     check_hybrid(config, strategy, mode)
     return strategy, mode
+
+
+def check_parts(config: Config) -> None:
+    """Refuse a model, a data set or a task that is none."""
+    if not isinstance(config.model, nn.Module | Model):
+        raise InputError(
+            f"model is {_kind(config.model)}: wanted a Flax Linen module, or a Model such as "
+            "jaxnet.models.from_nnx makes"
+        )
+    with users_code(f"data: what looks up load of {type(config.data).__name__}"):
+        loads = not isinstance(config.data, type) and callable(getattr(config.data, "load", None))
+    if not loads:
+        raise InputError(f"data is {_kind(config.data)}: wanted a data set of jaxnet.data, such as Digits()")
+    if not isinstance(config.task, Task):
+        raise InputError(
+            f"task is {_kind(config.task)}: wanted a jaxnet.Task, such as ImageClassification(), or a subclass of yours"
+        )
+
+
+def check_task(task: Task) -> None:
+    """Refuse a task of one's own whose values are not of the kind that `Task` declares."""
+    kinds: dict[str, tuple[Any, str]] = {
+        "best": (str, "the name of a metric"),
+        "best_mode": (Literal["min", "max"], "'min' or 'max'"),
+        "needs": (tuple[str, ...], "names of arrays: ('features',)"),
+        "resolutions": (tuple[tuple[float, int], ...], "pairs (part of the run, size), or ()"),
+        "group": (Count, "a whole number of at least 1"),
+    }
+    for name, (kind, wanted) in kinds.items():
+        with users_code(f"task: {type(task).__name__}.{name}"):
+            value = getattr(task, name)
+        if not conforms(value, without_limits(kind)) or broken_limit(kind, value):
+            raise InputError(f"task: {type(task).__name__}.{name} is {shown(value)}: wanted {wanted}")
 
 
 def _kind(value: Any) -> str:
@@ -296,12 +356,77 @@ def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
         raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
 
 
+def check_parameters(mesh: Mesh, parameters: Any, held: float) -> None:
+    """Refuse parameters of these shapes, of which a process holds so many bytes with all that is kept of each."""
+    memory = memory_of(mesh)
+    if memory is not None and held > memory:
+        count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+        raise InputError(
+            f"model: {count:,} parameters with all that is kept of each take {_gigabytes(held)} on the devices of this "
+            f"process, which have {_gigabytes(memory)}; make it smaller"
+        )
+
+
+def check_batch(config: Config, mesh: Mesh, inputs: Any) -> None:
+    """Refuse a share of a batch that all memory of this process's devices cannot hold.
+
+    `inputs` are the shapes of what the model is called with for one example. Nothing is refused that might fit: a step
+    takes several times as much.
+    """
+    memory, examples = memory_of(mesh), config.batch_size / config.microbatches / jax.process_count()
+    taken = examples * bytes_of(inputs)
+    if memory is not None and taken > memory:
+        shapes = ", ".join("x".join(map(str, leaf.shape[1:])) for leaf in jax.tree.leaves(inputs))
+        raise InputError(
+            f"batch_size={config.batch_size}: {examples:,.0f} examples of {shapes} take {_gigabytes(taken)} on the "
+            f"devices of this process, which have {_gigabytes(memory)}; give fewer or smaller ones, or more "
+            "microbatches"
+        )
+
+
+def bytes_of(shapes: Any) -> int:
+    """Bytes of arrays of these shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def check_step_memory(mesh: Mesh, needed: int) -> None:
+    """Refuse a compiled step that needs so many bytes on each device, if they do not have them."""
+    memory, held = memory_of(mesh), len(mesh.local_devices) * needed
+    if memory is not None and held > memory:
+        raise InputError(
+            f"batch_size: a step needs {_gigabytes(held)} on the devices of this process, which have "
+            f"{_gigabytes(memory)}; give fewer or smaller examples, more microbatches, or a smaller model"
+        )
+
+
+def memory_of(mesh: Mesh) -> int | None:
+    """Bytes of memory of this process's devices, which on the CPU are the machine's; None: nobody says."""
+    devices = list(mesh.local_devices)
+    if not devices or devices[0].platform == "cpu":
+        return memory_bytes()
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+    return None if None in limits else sum(limit for limit in limits if limit is not None)
+
+
+def _gigabytes(number: float) -> str:
+    return f"{number / 1e9:,.0f} GB"
+
+
 def check_model(config: Config, mode: Mode, model: Model, variables: Variables, source: Source, inputs: Any) -> None:
     """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for.
 
-    `inputs` are the shapes of what it is called with for one example.
+    `inputs` are the shapes of what it is called with for two examples: a model that mixes them up gives other shapes.
     """
-    config.task.check_model(config.model, _outputs(model, variables, inputs), source)
+    outputs = _outputs(model, variables, inputs)
+    if hasattr(outputs, "shape") and outputs.shape[:1] != (2,):
+        raise InputError(
+            f"the model gives {list(outputs.shape)} for 2 examples: wanted an output for each, such as logits, "
+            "[2, classes]"
+        )
+    one = jax.tree.map(
+        lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])) if leaf.shape[:1] == (2,) else leaf, outputs
+    )
+    config.task.check_model(config.model, one, source)
     shared = config.batch_norm != "local" and mode != "jit"
     if shared and jax.tree.leaves(variables.stats) and not hasattr(config.model, "norm_axes"):
         raise InputError(

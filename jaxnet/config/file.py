@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxnet.config.check import check_config
-from jaxnet.config.keys import all_keys, conforms, describe, field_types, is_group, key_values, parse_value
+from jaxnet.config.keys import all_keys, check_types, field_types, is_group, parse_value
 from jaxnet.config.run import Config
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, error_text, shown
 
 
 def load_config(path: str | Path, *overrides: str) -> Config:
@@ -26,11 +26,14 @@ def load_config(path: str | Path, *overrides: str) -> Config:
     """
     path = Path(path)
     config = _run(path)
-    if not isinstance(config, Config):
-        raise InputError(f"config {path}: get_config() returned {config!r:.60}, wanted a Config of jaxnet.training")
-    for key, value, kind in key_values(config):
-        if not conforms(value, kind):
-            raise InputError(f"config {path}: {key} is {value!r:.60}, wanted {describe(kind)}")
+    if not issubclass(type(config), Config):
+        if type(config) is types.CoroutineType:
+            config.close()  # else Python would warn that it was never awaited
+        raise InputError(f"config {path}: get_config() returned {shown(config)}, wanted a Config of jaxnet")
+    try:
+        check_types(config)
+    except InputError as error:
+        raise InputError(f"config {path}: {error}") from error
     for override in overrides:
         config = apply_override(config, override)
     check_config(config)
@@ -40,11 +43,13 @@ def load_config(path: str | Path, *overrides: str) -> Config:
 def _run(path: Path) -> Any:
     try:
         return _module(path).get_config()
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a program may raise, exits too
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [number for frame, number in frames if frame.f_code.co_filename == str(path.absolute())]
         where = f"config {path}, line {lines[-1]}" if lines else f"config {path}"
-        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, InputError) else error_text(error)
         raise InputError(f"{where}: {what}") from error
 
 
@@ -112,8 +117,11 @@ def _replaced(node: Any, path: list[str], key: str, text: str, root: Any) -> Any
         value = parse_value(text, kinds[name], key)
     try:
         return dataclasses.replace(node, **{name: value})
-    except Exception as error:  # whatever the class itself has against the value
-        raise InputError(f"{key}={text}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the class itself has against the value
+        said = str(error) if isinstance(error, InputError) else error_text(error)
+        raise InputError(f"{key}={text}: {said}") from error
 
 
 def _unknown_key(key: str, root: Any) -> str:

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+import numpy as np
+
 from jaxnet.comm import Strategy
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, shown, users_code
 from jaxnet.limits import broken_limit, without_limits
 
 # ---- Reading a value from the command line as the type that a config field declares -------------------
@@ -134,14 +136,14 @@ def conforms(value: Any, kind: Any) -> bool:
     if origin in (types.UnionType, typing.Union):
         return any(conforms(value, part) for part in parts)
     if origin is Literal:
-        return value in parts
+        return isinstance(value, str | int) and value in parts
     if origin is tuple:
         items = _items(kind, len(value)) if isinstance(value, tuple) else None
         return items is not None and len(items) == len(value) and all(map(conforms, value, items))
     if kind is float:
-        return conforms(value, int) or (isinstance(value, float) and math.isfinite(value))
+        return conforms(value, int) or (isinstance(value, float | np.floating) and math.isfinite(value))
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind in (bool, str, type(None)) or (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return isinstance(value, kind)
     return True
@@ -204,13 +206,28 @@ def all_keys(node: Any) -> Iterator[str]:
     return (key for key, value, _ in key_values(node) if not is_group(value))
 
 
-def key_values(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every key path of a config and of its groups, with the value and the type."""
+def key_values(node: Any, prefix: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
+    """Every key path of a config and of its groups, with the value and the type.
+
+    Raises:
+        InputError: a group holds itself, one that is `above` it, or nothing at all.
+    """
+    above = (*above, node)
     for name, kind in field_types(node).items():
-        child = getattr(node, name)
+        with users_code(f"{prefix}{name}"):
+            child = getattr(node, name)
         yield prefix + name, child, kind
         if is_group(child):
-            yield from key_values(child, f"{prefix}{name}.")
+            if any(child is other for other in above):
+                raise InputError(f"{prefix}{name}: this {type(child).__name__} holds itself; wanted a value that ends")
+            yield from key_values(child, f"{prefix}{name}.", above)
+
+
+def check_types(config: Any) -> None:
+    """Refuse a value that is not of the type that its field declares, naming the key."""
+    for key, value, kind in key_values(config):
+        if not conforms(value, kind):
+            raise InputError(f"{key} is {shown(value)}, wanted {describe(kind)}")
 
 
 def broken_limits(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -224,8 +241,16 @@ def broken_limits(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Key paths to plain JSON values; of a group, its type."""
-    return {key: _shown(value) for key, value, _ in key_values(config)}
+    """Key paths to plain JSON values; of a group, its type.
+
+    Raises:
+        InputError: a value of the user's own cannot be shown, so a run that is continued could not be compared.
+    """
+    flat = {}
+    for key, value, _ in key_values(config):
+        with users_code(f"{key}: what shows this {type(value).__name__}"):
+            flat[key] = _shown(value)
+    return flat
 
 
 def _shown(value: Any) -> Any:
@@ -242,6 +267,8 @@ def is_plain(value: Any) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return [_plain(item) for item in value]
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
     if is_plain(value):
         return value
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))  # else a function would be another one in each process

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxnet.data.source import RESERVED, ArraySource, Source, require_labels
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, error_text
 
 # ---- Arrays ---------------------------------------------------------------------------------------------
 
@@ -90,7 +90,10 @@ def _checked(split: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def _for_devices(key: str, given: Any) -> np.ndarray:
     """An array with a dtype that devices have."""
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except ValueError as error:  # NumPy's, of rows of different lengths
+        raise InputError(f"{key}: {error_text(error)}") from error
     if array.ndim < 1 or array.dtype.kind not in "biuf":
         got = f"{array.dtype}{list(array.shape)}"
         raise InputError(f"{key}: wanted numbers whose first dim is the example, got {got}")
@@ -154,6 +157,9 @@ class Items:
     """
 
     def __init__(self, *, threads: int = 1, **splits: Sequence) -> None:
+        for split, items in splits.items():
+            if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
+                raise InputError(f"data: Items({split}=...) is a {type(items).__name__}: wanted a length and items")
         self._splits, self._threads = splits, threads
 
     def __repr__(self) -> str:

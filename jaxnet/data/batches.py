@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxnet.data.source import RandomSource, Source
+from jaxnet.data.source import RandomSource, Source, example_shapes, read_rows
 from jaxnet.errors import InputError
 
 # ---- Order of examples ----------------------------------------------------------------------------------
@@ -145,12 +145,14 @@ def train_batches(
     if start_step < 0:
         raise InputError(f"start_step must be at least 0, got {start_step}")
 
+    like, random = example_shapes(source), isinstance(source, RandomSource)
+
     def load(step: int) -> Batch:
         start = step * batch_size + shard.index * size
         ids = example_ids(seed, source.num_examples, start, start + size)
-        if isinstance(source, RandomSource):
-            return {"id": ids, **source.random_rows(ids, draws(seed, start, start + size))}
-        return {**source.rows(ids), "id": ids}
+        if random:
+            return {"id": ids, **read_rows(source, ids, like, draws(seed, start, start + size))}
+        return {**read_rows(source, ids, like), "id": ids}
 
     for_ever = range(start_step, sys.maxsize // batch_size)
     return _iterate(load, for_ever, _threads(source, threads))
@@ -163,14 +165,14 @@ def eval_batches(source: Source, *, batch_size: int, shard: Shard, threads: int 
     example that fill up the last global batch.
     """
     size = _part_size(batch_size, shard)
-    num_examples = source.num_examples
+    num_examples, like = source.num_examples, example_shapes(source)
 
     def load(step: int) -> Batch:
         start = step * batch_size + shard.index * size
         position = np.arange(start, start + size)
         ids = np.minimum(position, num_examples - 1).astype(np.int32)
         weight = (position < num_examples).astype(np.float32)
-        return {**source.rows(ids), "id": ids, "weight": weight}
+        return {**read_rows(source, ids, like), "id": ids, "weight": weight}
 
     return _iterate(load, range(-(-num_examples // batch_size)), _threads(source, threads))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 from jaxnet.data.arrays import ArrayRows
 from jaxnet.data.source import ArraySource, require_split
 from jaxnet.errors import InputError
+from jaxnet.limits import memory_bytes
 
 # ---- Digits ---------------------------------------------------------------------------------------------
 
@@ -98,6 +100,13 @@ class Synthetic:
             raise InputError(f"image_shape must be (height, width, channels), got {self.image_shape}")
         if min(self.num_classes, self.num_train, self.num_test) < 1:
             raise InputError(f"num_classes, num_train and num_test must be at least 1, got {self}")
+        taken = max(self.num_train, self.num_test) * math.prod(self.image_shape)
+        if taken > (memory := memory_bytes()):
+            raise InputError(
+                f"images of {'x'.join(map(str, self.image_shape))}, num_train={self.num_train} and "
+                f"num_test={self.num_test} take {taken / 1e9:,.0f} GB of memory, and this machine has "
+                f"{memory / 1e9:,.0f}; wanted fewer or smaller ones"
+            )
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed must be 0 .. 2**32 - 1, got {self.seed}")
 

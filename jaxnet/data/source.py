@@ -6,7 +6,6 @@ with the same attributes is one.
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +13,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, failure, shown, users_code, users_line
 
 # ---- Protocols ------------------------------------------------------------------------------------------
 
@@ -66,23 +65,108 @@ def open_split(dataset: Dataset, split: str) -> Source:
     Raises:
         InputError: `load` raised it, or failed in a user's code, or returned something that is no source.
     """
-    kind = type(dataset)
+    called = f"data: {type(dataset).__qualname__}.load({split!r})"
     try:
         source = dataset.load(split)
-    except InputError:
+    except (InputError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+    except BaseException as error:
+        if type(dataset).__module__.partition(".")[0] == __name__.partition(".")[0] and not users_line(error):
             raise  # a bug in jaxnet: show its traceback
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"data: {kind.__qualname__}.load({split!r}) failed in line {last.lineno} of {last.filename}"
-        raise InputError(f"{where}: {type(error).__name__}: {error}") from error
-    if lacking := [name for name in _SOURCE if not hasattr(source, name)]:
+        raise failure(called, error) from error
+    with users_code(f"{called}: what looks up {', '.join(_SOURCE)} of its source"):
+        lacking = [name for name in _SOURCE if not hasattr(source, name)]
+    if lacking:
         raise InputError(
-            f"data: {kind.__qualname__}.load({split!r}) gave a {type(source).__name__} without {', '.join(lacking)}: "
+            f"{called} gave a {type(source).__name__} without {', '.join(lacking)}: "
             "wanted a Source, such as jaxnet.data.ArraySource"
         )
+    check_source(source)
     return source
+
+
+_MOST_EXAMPLES = 2**31 - 1  # rows are int32
+_MOST_THREADS = 1024
+_MOST_CLASSES = 10**9
+_LONGEST_SIDE = 65_535  # of a JPEG file
+
+
+def check_source(source: Source) -> None:
+    """Refuse a source whose numbers of examples, classes or threads, or whose shape of images, can be none."""
+    kind = type(source).__name__
+
+    def number(name: str, most: int) -> None:
+        with users_code(f"data: {kind}.{name}"):
+            value = getattr(source, name)
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 1 <= value <= most:
+            raise InputError(f"data: {kind}.{name} is {shown(value)}: wanted a whole number, 1 to {most}")
+
+    number("num_examples", _MOST_EXAMPLES)
+    for name, most in (("num_classes", _MOST_CLASSES), ("threads", _MOST_THREADS)):
+        if hasattr(source, name):
+            number(name, most)
+    shape = getattr(source, "image_shape", None)
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    if shape is not None and (len(sizes) != 3 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes)):
+        raise InputError(
+            f"data: {kind}.image_shape is {shown(shape)}: wanted (height, width, channels), each at least 1"
+        )
+
+
+def read_rows(source: Source, indices: np.ndarray, like: dict[str, Any], draws: np.ndarray | None = None) -> Any:
+    """Return the examples of these rows, random ones if there are `draws`; InputError unless they are as `like`.
+
+    `like` has the shape and dtype of each array of one example, see `example_shapes`. So what a source of the user's
+    gives is known before a program of other shapes is called with it.
+    """
+    name = "rows" if draws is None else "random_rows"
+    called = f"data: {type(source).__name__}.{name} of {len(indices)} examples"
+    with users_code(called, OSError):  # the system's: a job that is started again may get on
+        rows = source.rows(indices) if draws is None else source.random_rows(indices, draws)  # type: ignore[attr-defined]
+    if not isinstance(rows, dict):
+        raise InputError(f"{called} gave a {type(rows).__name__}: wanted a dict of arrays by name")
+    found = _leaves({key: rows[key] for key in rows if draws is None or key != "id"})
+    wanted = _leaves(like)
+    if found.keys() != wanted.keys():
+        raise InputError(f"{called} gave {', '.join(found) or 'nothing'}: wanted {', '.join(wanted)}")
+    for key, leaf in found.items():
+        shape, dtype = (len(indices), *wanted[key].shape), wanted[key].dtype
+        if getattr(leaf, "shape", None) != shape or not _becomes(leaf.dtype, dtype):
+            raise InputError(f"{called} gave {_array_text(leaf)} as {key}: wanted {dtype}{list(shape)}")
+    classes, labels = getattr(source, "num_classes", None), rows.get("label")
+    if classes is not None and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        require_labels(labels, classes, f"what {called.removeprefix('data: ')} gave")
+    return rows
+
+
+def check_rows(source: Source) -> None:
+    """Read the first and the last example; InputError unless they are as the source says."""
+    ends = np.array([0, source.num_examples - 1])
+    draws = np.zeros(2, np.uint64) if isinstance(source, RandomSource) else None
+    with users_code(f"data: {type(source).__name__}, whose first and last example are read,"):
+        read_rows(source, ends, example_shapes(source), draws)
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def _becomes(given: Any, wanted: Any) -> bool:
+    """Whether arrays of one dtype are of another on a device, as int64 is int32."""
+    try:
+        return bool(given == wanted or jax.dtypes.canonicalize_dtype(given) == wanted)
+    except TypeError:  # of objects and text
+        return False
+
+
+def _is_wide(dtype: Any) -> bool:
+    return dtype.kind not in "biufV" or bool(jax.dtypes.canonicalize_dtype(dtype) != dtype)
+
+
+def _array_text(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else f"a {type(leaf).__name__}"
 
 
 def example_shapes(source: Source) -> dict[str, Any]:
@@ -97,18 +181,20 @@ def example_shapes(source: Source) -> dict[str, Any]:
     shape = getattr(source, "image_shape", None)
     if shape is not None:
         return {"image": jax.ShapeDtypeStruct(shape, "uint8"), "label": jax.ShapeDtypeStruct((), "int32")}
-    kind, rows = type(source).__name__, source.rows(np.zeros(1, np.int64))
+    kind = type(source).__name__
+    with users_code(f"data: {kind}.rows of the first example"):
+        rows = source.rows(np.zeros(1, np.int64))
     if not isinstance(rows, dict):
         raise InputError(f"data: {kind}.rows gave a {type(rows).__name__}: wanted a dict of arrays by name")
     if taken := [name for name in RESERVED if name in rows]:
         raise InputError(f"data: {kind}.rows gave {', '.join(taken)}, a name of jaxnet's own; give it another")
 
     def of_example(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        if getattr(leaf, "shape", ())[:1] != (1,) or jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+        if getattr(leaf, "shape", ())[:1] != (1,) or not _becomes(leaf.dtype, leaf.dtype) or _is_wide(leaf.dtype):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            got = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
             raise InputError(
-                f"data: {kind}.rows gave {got} as {name} of one example: wanted an array [1, ...] of at most 32 bits"
+                f"data: {kind}.rows gave {_array_text(leaf)} as {name} of one example: wanted an array [1, ...] of "
+                "numbers of at most 32 bits"
             )
         return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
@@ -204,9 +290,16 @@ class Inputs:
     resize: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = [*self.image_shape, self.num_classes, self.resize or 1]
-        if len(self.image_shape) != 3 or not all(type(size) is int and size > 0 for size in sizes):
-            raise InputError(f"wanted (height, width, channels) and a number of classes, got {self}")
+        sizes = [*self.image_shape, self.resize or 1]
+        known = len(self.image_shape) == 3 and all(type(size) is int for size in (*sizes, self.num_classes))
+        if (
+            not known
+            or not 1 <= min(sizes) <= max(sizes) <= _LONGEST_SIDE
+            or not 1 <= self.num_classes <= _MOST_CLASSES
+        ):
+            raise InputError(
+                f"wanted (height, width, channels) of 1 to {_LONGEST_SIDE} and a number of classes, got {self}"
+            )
         if len(self.class_names) not in (0, self.num_classes):
             raise InputError(f"there are {len(self.class_names)} names of classes for {self.num_classes} classes")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 from zlib import crc32
 
 import numpy as np
 
 from jaxnet.data.source import require_split
 from jaxnet.errors import InputError
-from jaxnet.limits import Count, Fraction
+from jaxnet.limits import Fraction, Limit
 
 PADDING = -1
 
@@ -59,6 +60,11 @@ class TextSource:
         return {"tokens": np.where(places < len(self.text), inside, np.int16(PADDING))}
 
 
+_Length = Annotated[
+    int, Limit("1 to 1048576 bytes, more than a model reads at once", lambda value: 1 <= value <= 2**20)
+]
+
+
 @dataclass(frozen=True)
 class Text:
     """A text file, byte by byte; its end is the test split.
@@ -70,7 +76,7 @@ class Text:
     """
 
     path: str
-    length: Count = 256
+    length: _Length = 256
     test_share: Fraction = 0.1
 
     def load(self, split: str) -> TextSource:
@@ -99,7 +105,7 @@ class PythonTopics:
     256
     """
 
-    length: Count = 256
+    length: _Length = 256
 
     def load(self, split: str) -> TextSource:
         """Return 'train' or 'test', in memory."""

@@ -14,6 +14,7 @@ from jaxnet.cost.tables import aligned
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.network import Architecture, Weights, in_dtype
+from jaxnet.limits import memory_bytes
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.tasks.classification import ImageClassification
@@ -80,6 +81,12 @@ def bench_inference(
         InputError: there is no such network, or it does not take such images.
     """
     architecture, shape = _architecture(name, dtype, width, image)
+    needed = max(batches) * math.prod(shape) * np.dtype("float32").itemsize
+    if needed > memory_bytes():
+        raise InputError(
+            f"--batch {max(batches)}: so many images of {'x'.join(map(str, shape))} take {needed / 1e9:,.0f} GB, and "
+            f"this machine has {memory_bytes() / 1e9:,.0f}; give fewer or smaller ones"
+        )
     device = jax.devices()[0]
     weights = in_dtype(jax.device_put(_random_weights(architecture), device), dtype)
     pixels = np.random.default_rng(0).integers(0, 256, (max(batches), *shape), np.uint8)

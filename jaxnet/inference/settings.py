@@ -13,7 +13,16 @@ import flax.linen as nn
 import jaxnet.data
 import jaxnet.models
 import jaxnet.tasks
-from jaxnet.config.keys import class_name, conforms, describe, field_types, is_group, is_plain, key_values
+from jaxnet.config.keys import (
+    broken_limits,
+    class_name,
+    conforms,
+    describe,
+    field_types,
+    is_group,
+    is_plain,
+    key_values,
+)
 from jaxnet.errors import InputError
 from jaxnet.tasks import Task
 
@@ -76,6 +85,8 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     for path, value, kind in key_values(made):
         if not conforms(value, kind):
             raise InputError(f"{where}: {key}.{path} is {value!r:.60}, wanted {describe(kind)}")
+    for path, value, wanted in broken_limits(made):
+        raise InputError(f"{where}: {key}.{path} is {value!r:.60}, wanted {wanted}")
     return made
 
 

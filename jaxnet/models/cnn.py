@@ -11,6 +11,7 @@ from jaxnet.models.layers import (
     Dtype,
     ExampleDropout,
     normal_init,
+    require_layers,
     require_positive,
     require_rate,
     scaled,
@@ -47,6 +48,7 @@ class CNN(nn.Module):
 
     def __post_init__(self) -> None:
         require_positive(num_classes=self.num_classes, widths=self.widths, convs=self.convs, hidden=self.hidden)
+        require_layers(convs=self.convs * len(self.widths))
         require_rate(self.dropout)
         super().__post_init__()
 

@@ -31,6 +31,24 @@ def require_positive(**fields: int | tuple[int, ...]) -> None:
             raise InputError(f"{name} must be one or more numbers of at least 1, got {value}")
 
 
+_MOST_LAYERS = 1000
+
+
+def require_layers(**fields: int) -> None:
+    """Raise InputError, naming the field, unless a network has 1 to 1000 of these layers.
+
+    A checkpoint of a stranger may say any number.
+
+    >>> require_layers(depth=12)
+    """
+    for name, value in fields.items():
+        if not 1 <= value <= _MOST_LAYERS:
+            raise InputError(
+                f"{name} must be 1 to {_MOST_LAYERS} layers in all, because each is traced and compiled by itself, got "
+                f"{value}"
+            )
+
+
 def require_rate(dropout: float) -> None:
     """Raise InputError unless `dropout` is a rate at which units can be dropped.
 

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, scaled
+from jaxnet.models.layers import Dtype, ExampleDropout, require_layers, require_positive, scaled
 
 
 class LSTM(nn.Module):
@@ -30,6 +30,7 @@ class LSTM(nn.Module):
 
     def __post_init__(self) -> None:
         require_positive(num_classes=self.num_classes, hidden=self.hidden, layers=self.layers)
+        require_layers(layers=self.layers)
         super().__post_init__()
 
     @nn.compact
@@ -62,6 +63,7 @@ class TextLSTM(nn.Module):
 
     def __post_init__(self) -> None:
         require_positive(vocabulary=self.vocabulary, hidden=self.hidden, layers=self.layers)
+        require_layers(layers=self.layers)
         super().__post_init__()
 
     @nn.compact

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, users_code
 from jaxnet.models.example_key import example_key
 
 if TYPE_CHECKING:
@@ -91,10 +92,99 @@ def abstract_variables(model: Model, inputs: Inputs) -> Variables:
     return variables
 
 
+def guarded(model: Model, name: str) -> Model:
+    """The same model, whose mistakes are InputErrors that call it `name`: what it raises, and what it gives.
+
+    It costs something only where it is traced.
+    """
+
+    def init_fn(key: jax.Array, inputs: Inputs) -> Variables:
+        with users_code(f"the model {name}, initialized with {shapes_text(inputs)},"):
+            made = model.init(key, inputs)
+        if not isinstance(made, tuple) or len(made) != len(Variables._fields):
+            raise InputError(f"the model {name}: init gave a {type(made).__name__}: wanted Variables(params, stats)")
+        named = [(_path(path), leaf) for path, leaf in jax.tree.leaves_with_path(made)]
+        if odd := next((text for text, leaf in named if not _is_array(leaf)), None):
+            raise InputError(f"the model {name}: its variable {odd} is no array: wanted arrays of numbers")
+        variables = Variables(*jax.tree.map(jnp.asarray, tuple(made)))
+        _check_params(name, variables.params)
+        return variables
+
+    def apply_fn(
+        params: PyTree, stats: PyTree, inputs: Inputs, *, train: bool, keys: jax.Array | None = None
+    ) -> tuple[Outputs, PyTree]:
+        called = f"the model {name}, called with {shapes_text(inputs)} {'in training' if train else 'to evaluate'}"
+        with users_code(f"{called},"):
+            made = model.apply(params, stats, inputs, train=train, keys=keys)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise InputError(f"the model {name}: apply gave a {type(made).__name__}: wanted outputs and stats")
+        outputs, changed = made
+        for leaf in jax.tree.leaves(outputs):
+            if not _is_array(leaf):
+                raise InputError(f"{called}, gave a {type(leaf).__name__}: wanted arrays, such as logits")
+        if train:
+            _check_stats(name, stats, changed)
+        return outputs, changed
+
+    return Model(init_fn, apply_fn)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def shapes_text(tree: PyTree) -> str:
+    """Names, dtypes and shapes of the arrays of a tree.
+
+    >>> shapes_text({"image": jax.ShapeDtypeStruct((1, 8, 8, 1), "uint8")})
+    'image uint8[1, 8, 8, 1]'
+    """
+    texts = [
+        f"{_path(path)} {leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else f"{_path(path)} {leaf!s:.60}"
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    ]
+    return ", ".join(text.strip() for text in texts) or "nothing"
+
+
+def _check_params(name: str, params: PyTree) -> None:
+    """Refuse a model without parameters, or with some that have no gradient."""
+    named = jax.tree.leaves_with_path(params)
+    if not named:
+        raise InputError(f"the model {name} has no parameters, so there is nothing to train")
+    for path, leaf in named:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise InputError(
+                f"the model {name}: its parameter {_path(path)} is {leaf.dtype}{list(leaf.shape)}: wanted "
+                "floating-point numbers, which have a gradient; what is not trained belongs in another collection, as "
+                "by self.variable"
+            )
+
+
+def _check_stats(name: str, before: PyTree, after: PyTree) -> None:
+    """Refuse running averages that a step changes into others, because a program has one form of state."""
+    old, new = (
+        {
+            _path(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+            for path, leaf in jax.tree.leaves_with_path(tree)
+        }
+        for tree in (before, after)
+    )
+    for path in [*old, *new]:
+        if old.get(path) != new.get(path):
+            raise InputError(
+                f"the model {name}: its variable {path} is {old.get(path, 'not there')} before a step of training and "
+                f"{new.get(path, 'not there')} after it: wanted the same"
+            )
+
+
 def split_collections(variables: Mapping[str, PyTree]) -> Variables:
     """Return Flax's variable collections as `Variables`: 'params', and all the others as stats."""
     stats = {name: tree for name, tree in variables.items() if name != "params"}
-    return Variables(variables["params"], stats)
+    return Variables(variables.get("params", {}), stats)
 
 
 # ---- Flax Linen -----------------------------------------------------------------------------------------
@@ -118,6 +208,10 @@ def from_linen(module: nn.Module) -> Model:
     """
     if not callable(module):
         raise InputError(f"the model {type(module).__name__} has no __call__")
+    called = inspect.unwrap(type(module).__call__)
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+        what = "async def" if inspect.iscoroutinefunction(called) else "with yield"
+        raise InputError(f"the model {type(module).__name__}: its __call__ is written {what}: wanted one that returns")
     told = _how_told(inspect.signature(module).parameters)
 
     def init_fn(key: jax.Array, inputs: Inputs) -> Variables:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxnet.errors import InputError
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import BatchNorm, Dtype, kept_relu, require_positive, scaled
+from jaxnet.models.layers import BatchNorm, Dtype, kept_relu, require_layers, require_positive, scaled
 from jaxnet.models.pooling import avg_pool, max_pool
 
 BlockName = Literal["basic", "bottleneck"]
@@ -122,6 +122,7 @@ class ResNet(nn.Module):
 
     def __post_init__(self) -> None:
         require_positive(num_classes=self.num_classes, depths=self.depths, channels=self.channels)
+        require_layers(depths=sum(self.depths))
         if self.stride_in_1x1 and self.block == "basic":
             raise InputError("stride_in_1x1 needs bottlenecks: the basic block has no 1x1 convolution")
         if self.pad_shortcuts and (self.average_down or self.block == "bottleneck"):

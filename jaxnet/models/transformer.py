@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxnet.errors import InputError
 from jaxnet.models.attention import Block, Dense, LayerNorm, start
-from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, scaled
+from jaxnet.models.layers import Dtype, ExampleDropout, require_layers, require_positive, scaled
 
 
 class Transformer(nn.Module):
@@ -36,6 +36,7 @@ class Transformer(nn.Module):
         require_positive(
             vocabulary=self.vocabulary, positions=self.positions, dim=self.dim, depth=self.depth, heads=self.heads
         )
+        require_layers(depth=self.depth)
         if self.dim % self.heads:
             raise InputError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
         super().__post_init__()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxnet.errors import InputError
 from jaxnet.models.attention import Block, Dense, LayerNorm, start
 from jaxnet.models.convolution import Convolution
-from jaxnet.models.layers import Dtype, ExampleDropout, require_positive, scaled
+from jaxnet.models.layers import Dtype, ExampleDropout, require_layers, require_positive, scaled
 
 
 class ViT(nn.Module):
@@ -43,6 +43,7 @@ class ViT(nn.Module):
         require_positive(
             num_classes=self.num_classes, patch=self.patch, dim=self.dim, depth=self.depth, heads=self.heads
         )
+        require_layers(depth=self.depth)
         if self.dim % self.heads:
             raise InputError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
         super().__post_init__()

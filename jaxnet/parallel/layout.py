@@ -1,6 +1,7 @@
 """How a state lies on the mesh between steps: whole on every device, in shards, or a copy of its own on each."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -69,6 +70,17 @@ class Layout:
     def shardings(self) -> TrainState:
         """The same as shardings."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs)
+
+    @property
+    def placed_shapes(self) -> TrainState:
+        """The shapes of a state with their shardings: what is traced of them is not traced again for a state."""
+        return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), self.shapes, self.shardings)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of a state that lie on one device."""
+        shapes = [(leaf, leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(self.placed_shapes)]
+        return sum(math.prod(part) * leaf.dtype.itemsize for leaf, part in shapes)
 
     def make(self, first: Callable[..., TrainState], *given: PyTree) -> TrainState:
         """The state that a step takes, made on the mesh where it belongs; `first(*given)` makes it whole."""

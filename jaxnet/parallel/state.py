@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, one_per_device, replicated
 from jaxnet.ensembles import member_keys
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, shown
 from jaxnet.models import Model, Variables
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
@@ -83,7 +83,10 @@ def divisor(devices: int, scale: LossScale | None, comm: PyTree) -> int | jax.Ar
 def needs_scale(model: Any) -> bool:
     """Whether a model computes in float16: its field `dtype` says so."""
     dtype = getattr(model, "dtype", None)
-    return dtype is not None and jnp.dtype(dtype) == jnp.float16
+    try:
+        return dtype is not None and jnp.dtype(dtype) == jnp.float16
+    except Exception as error:  # NumPy reads text as a dtype by a grammar of its own
+        raise InputError(f"model.dtype={shown(dtype)}: wanted a dtype, such as float32 or bfloat16") from error
 
 
 def check_scale(model: Any, skips: bool, strategy: str, schedule: str) -> None:

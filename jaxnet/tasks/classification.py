@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnet.errors import InputError
-from jaxnet.limits import BelowOne, Count, Limit
+from jaxnet.limits import BelowOne, Limit, Side
 from jaxnet.models import Heads, Model
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.mixing import Mixed, Mixing, neighbours
@@ -36,7 +36,7 @@ class Pixels:
 
     mean: Annotated[tuple[float, ...], _NOT_EMPTY, _PIXELS] = (0.5,)
     std: Annotated[tuple[float, ...], _NOT_EMPTY, _DEVIATIONS] = (0.25,)
-    size: Count | None = None
+    size: Side | None = None
 
     def shape(self, image_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's input for images of this shape, [..., height, width, channels].
@@ -95,6 +95,7 @@ class Classification(Task):
             raise InputError(
                 f"the model gives {shape or type(outputs).__name__} for one example; wanted logits, [1, classes]"
             )
+        require_logits(outputs)
         classes: int = getattr(source, "num_classes", 1)  # a user's own source need not say
         if shape[1] < classes:
             width = "set model.num_classes=" if hasattr(model, "num_classes") else "make the width of its last layer "
@@ -157,6 +158,12 @@ class ImageClassification(Classification):
                 raise InputError(
                     f"task.{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
                 )
+        height, width, _ = self.pixels.shape(source.image_shape)
+        if self.augmentation.shift > (most := max(height, width)):  # images are padded by that much
+            raise InputError(
+                f"task.augmentation.shift={self.augmentation.shift}: images of {height}x{width} are gone when they are "
+                f"moved by more than {most}; wanted at most that"
+            )
 
     def warnings(self, source: Any) -> Iterator[str]:
         """Augmentation that leaves nothing of an image, or does nothing to it."""
@@ -174,6 +181,12 @@ class ImageClassification(Classification):
                 f"task.mixing.cutmix_share={self.mixing.cutmix_share:g}: it counts where task.mixing.mixup and "
                 "task.mixing.cutmix are both on"
             )
+
+
+def require_logits(outputs: Any) -> None:
+    """Raise InputError unless outputs, given by their shape and dtype, are real numbers that have a gradient."""
+    if not jnp.issubdtype(outputs.dtype, jnp.floating):
+        raise InputError(f"the model gives {outputs.dtype}{list(outputs.shape)}: wanted floating-point logits")
 
 
 # ---- Loss -----------------------------------------------------------------------------------------------

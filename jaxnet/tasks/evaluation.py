@@ -8,12 +8,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxnet.comm import replicated, split_by_example
+from jaxnet.errors import InputError
 from jaxnet.models import Model, inference_options
-from jaxnet.tasks.task import WEIGHT, Batch, PyTree, Task, Values, measured
+from jaxnet.tasks.task import WEIGHT, Batch, PyTree, Task, Values, measured, weights_of
 
 Sums = dict[str, jax.Array]
 EvalStepFn = Callable[[PyTree, PyTree, Batch], Sums]
@@ -24,7 +24,7 @@ ENSEMBLE = "ensemble"
 _IN_FLIGHT = 2  # batches on the devices: enough that they never wait
 
 
-def make_eval_step(model: Model, task: Task, mesh: Mesh, members: int | None = None) -> EvalStepFn:
+def make_eval_step(model: Model, task: Task, mesh: Mesh, members: int | None = None) -> jax.stages.Wrapped:
     """Return `step(params, stats, batch) -> sums` over examples, weighted by `batch['weight']`, which is 0 for padding.
 
     With `members` the model is an ensemble: each metric has a sum 'member_0/loss' and so on for each member and, if the
@@ -34,8 +34,8 @@ def make_eval_step(model: Model, task: Task, mesh: Mesh, members: int | None = N
     def step(params: PyTree, stats: PyTree, batch: Batch) -> Sums:
         outputs, _ = model.apply(params, stats, task.inputs(batch), train=False, keys=None)
         counts = batch["weight"]
-        own = task.weights(batch)
-        weights = counts if own is None else counts * own.astype(jnp.float32)
+        own = weights_of(task, batch, len(counts))
+        weights = counts if own is None else counts * own
         named = {"": outputs} if members is None else _of_members(task, outputs, members)
         sums = {
             f"{prefix}{name}": (values * weights).sum()
@@ -83,6 +83,8 @@ def evaluate(
         _add(totals, sums)
     found = across(dict(totals))
     weight, examples = found.pop(WEIGHT), found.pop(EXAMPLES)
+    if weight == 0:
+        raise InputError(f"task: {type(task).__name__}.weights is 0 for all {examples:g} examples: nothing is measured")
     return {**_reported(task, {name: total / weight for name, total in found.items()}), EXAMPLES: int(examples)}
 
 

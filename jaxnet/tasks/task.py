@@ -14,14 +14,17 @@ Everything is said of single examples: `measures` gives one value an example. So
 number of devices, processes and microbatches, and an evaluation can count every example once.
 """
 
-from collections.abc import Iterator, Mapping
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxnet.errors import InputError
-from jaxnet.models import Model
+from jaxnet.errors import InputError, shown, users_code
+from jaxnet.models import Model, shapes_text
 
 PyTree = Any
 Batch = dict[str, Any]  # arrays whose first dim is the example; 'id' is the row in the data set
@@ -55,6 +58,91 @@ class LossFn(Protocol):
     ) -> tuple[jax.Array, LossOutput]: ...
 
 
+# ---- What a task answers, checked -----------------------------------------------------------------------
+
+
+def _as_it_is(called: str, made: Any) -> Any:
+    del called
+    return made
+
+
+def _numbers(called: str, made: Any) -> Values:
+    """Numbers by name, as they are written to a log."""
+    if not isinstance(made, dict):
+        raise InputError(f"{called} gave a {type(made).__name__}: wanted numbers by name")
+    for name, value in made.items():
+        if not isinstance(name, str):
+            raise InputError(f"{called} gave the name {shown(name)}: wanted text")
+        if not isinstance(value, int | float | np.number | np.ndarray | jax.Array) or np.size(value) != 1:
+            raise InputError(f"{called} gave {name}={shown(value)}: wanted a number")
+    return made
+
+
+def _sizes(called: str, made: Any) -> dict[str, int]:
+    """Whole numbers by name."""
+    for name, value in _numbers(called, made).items():
+        if not isinstance(value, int | np.integer) or value < 0:
+            raise InputError(f"{called} gave {name}={shown(value)}: wanted a whole number")
+    return made
+
+
+def _batch(called: str, made: Any) -> Batch:
+    if not isinstance(made, dict):
+        raise InputError(f"{called} gave a {type(made).__name__}: wanted a batch, a dict of arrays")
+    return made
+
+
+def _function(called: str, made: Any) -> LossFn:
+    if not callable(made):
+        raise InputError(f"{called} gave a {type(made).__name__}: wanted a function (params, stats, batch, keys)")
+    return made
+
+
+def _lines(called: str, made: Any) -> Iterator[str]:
+    """The lines of a generator, which runs as they are taken."""
+    with users_code(called):
+        return iter([str(line) for line in made])
+
+
+# By the name of a method: what it gives is checked, and whatever it raises names it.
+_ASKED: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("inputs", "measures", "weights", "asked", "asked_shapes", "predicted", "combined"), _as_it_is),
+    **dict.fromkeys(("check_data", "check_model"), _as_it_is),
+    "augmented": _batch,
+    "reported": _numbers,
+    "units": _sizes,
+    "warnings": _lines,
+    "loss": _function,
+}
+
+
+def _guarded(name: str, method: Callable[..., Any], check: Callable[[str, Any], Any]) -> Callable[..., Any]:
+    """A method of a task whose mistakes are InputErrors that name it and the arrays that it was called with."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *given: Any, **named: Any) -> Any:
+        called = f"task: {type(self).__name__}.{name}"
+        try:
+            made = method(self, *given, **named)
+        except (InputError, KeyboardInterrupt):
+            raise
+        except BaseException:
+            with users_code(f"{called}{_arrays(given)}"):
+                raise
+        return check(called, made)
+
+    return guarded
+
+
+def _arrays(given: tuple[Any, ...]) -> str:
+    """The arrays and shapes that a method is called with, in words."""
+    parts = [part for part in given if isinstance(part, dict | jax.Array | jax.ShapeDtypeStruct) or part is None]
+    return f" of {' and of '.join(shapes_text(part) for part in parts)}" if parts else ""
+
+
+# ---- The task -------------------------------------------------------------------------------------------
+
+
 class Task:
     """What a run minimizes, measures and reports. A subclass says `inputs` and `measures`; the rest has defaults.
 
@@ -71,6 +159,13 @@ class Task:
     best_mode: ClassVar[Literal["min", "max"]] = "min"
     needs: ClassVar[tuple[str, ...]] = ()
     resolutions: tuple[tuple[float, int], ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What fails in a method of a task names it, wherever it is called."""
+        super().__init_subclass__(**options)
+        for name, check in _ASKED.items():
+            if isinstance(method := vars(cls).get(name), types.FunctionType):
+                setattr(cls, name, _guarded(name, method, check))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -165,7 +260,7 @@ class Task:
         def loss_fn(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
             batch = self.augmented(batch, keys)
             outputs, stats = model.apply(params, stats, self.inputs(batch), train=True, keys=keys)
-            means = weighted_means(measured(self, outputs, batch, len(keys)), self.weights(batch))
+            means = weighted_means(measured(self, outputs, batch, len(keys)), weights_of(self, batch, len(keys)))
             return means["loss"], LossOutput(stats, means)
 
         return loss_fn
@@ -183,24 +278,37 @@ def metric_text(name: str, value: float) -> str:
 def measured(task: Task, outputs: PyTree, batch: Batch, examples: int) -> Measures:
     """What a task measures of a batch of so many examples; InputError where that is not one value an example."""
     called, wanted = f"task: {type(task).__name__}.measures", f"one value an example, [{examples}]"
-    try:
-        found = task.measures(outputs, batch)
-    except Exception as error:  # most likely, the outputs are not of the shape that the task expects
-        of = f"outputs {_shapes(outputs)} and a batch of {_shapes(batch)}"
-        raise InputError(f"{called} failed on {of}: {type(error).__name__}: {error}") from error
+    found = task.measures(outputs, batch)
     if not isinstance(found, dict) or "loss" not in found:
         raise InputError(f"{called} gave no 'loss': wanted a dict with 'loss', {wanted}")
     for name, values in found.items():
-        if (shape := getattr(values, "shape", ())) != (examples,):
-            raise InputError(f"{called} gave {name} of the shape {list(shape)}: wanted {wanted}")
+        if not isinstance(name, str):
+            raise InputError(f"{called} gave the name {shown(name)}: wanted text")
+        kinds = (jnp.floating,) if name == "loss" else (jnp.floating, jnp.integer, jnp.bool_)
+        _check_values(f"{called} gave {name}", values, examples, kinds, wanted)
     return found
 
 
-def _shapes(tree: PyTree) -> str:
-    named = jax.tree.leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
-    shapes = [f"{leaf.dtype}{list(leaf.shape)}" for _, leaf in named]
-    return ", ".join(f"{name} {shape}".strip() for name, shape in zip(names, shapes, strict=True))
+def weights_of(task: Task, batch: Batch, examples: int) -> jax.Array | None:
+    """How much each of so many examples counts, float32 [examples]; None: all the same."""
+    found = task.weights(batch)
+    if found is None:
+        return None
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    wanted = f"one value an example, [{examples}], or None"
+    _check_values(f"task: {type(task).__name__}.weights gave", found, examples, kinds, wanted)
+    return found.astype(jnp.float32)
+
+
+def _check_values(said: str, values: Any, examples: int, kinds: tuple[Any, ...], wanted: str) -> None:
+    shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
+    if shape is None or dtype is None:
+        raise InputError(f"{said} {shown(values)}: wanted {wanted}")
+    if shape != (examples,):
+        raise InputError(f"{said} of the shape {list(shape)}: wanted {wanted}")
+    if not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+        cure = ", a floating-point number, which has a gradient" if kinds == (jnp.floating,) else ", a real number"
+        raise InputError(f"{said} as {dtype}: wanted {wanted}{cure}")
 
 
 def weighted_means(measures: Measures, weights: jax.Array | None) -> dict[str, jax.Array]:
@@ -211,5 +319,4 @@ def weighted_means(measures: Measures, weights: jax.Array | None) -> dict[str, j
     """
     if weights is None:
         return {name: values.mean() for name, values in measures.items()}
-    weights = weights.astype(jnp.float32)
     return {name: (values * weights).mean() for name, values in measures.items()} | {WEIGHT: weights.mean()}

@@ -11,7 +11,7 @@ import optax
 
 from jaxnet.errors import InputError
 from jaxnet.limits import Positive
-from jaxnet.tasks.classification import Classification, mean_probability
+from jaxnet.tasks.classification import Classification, mean_probability, require_logits
 from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values
 
 
@@ -125,6 +125,7 @@ class LanguageModel(Task):
                 f"the model gives {shape or type(outputs).__name__} for one sequence: wanted logits for each token, "
                 "[1, length, vocabulary]"
             )
+        require_logits(outputs)
         vocabulary: int = getattr(source, "vocabulary", 1)  # a user's own source need not say
         if shape[2] < vocabulary:
             width = "set model.vocabulary=" if hasattr(model, "vocabulary") else "make the width of its last layer "

@@ -18,10 +18,12 @@ from jaxnet.checkpoints import (
     Replaceable,
     Restored,
 )
+from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.checkpoints.leaves import described, named_leaves
 from jaxnet.comm import one_per_device
 from jaxnet.config.keys import flatten
 from jaxnet.data import Inputs
+from jaxnet.object_storage.store import remote_url
 from jaxnet.parallel.state import TrainState, abstract_state, first_comm, stored_scale
 from jaxnet.training.best import BestEvaluation
 from jaxnet.training.display import say_nothing, say_warning
@@ -71,6 +73,12 @@ def open_checkpoints(experiment: Experiment, workdir: Workdir) -> FaultTolerantC
     else:
         checkpoints = Checkpointer(directory, fence=workdir.fence, **kept)
     return FaultTolerantCheckpoints(checkpoints, _say(processes))
+
+
+def begins_anew(workdir: str | Path) -> bool:
+    """Whether there is no checkpoint to continue from, as far as this machine knows: object storage is not asked."""
+    directory = Path(workdir) / "checkpoints"
+    return remote_url(workdir) is None and not (directory.is_dir() and CheckpointFiles(directory).steps())
 
 
 def _say(processes: ProcessGroup) -> Callable[[str], None]:

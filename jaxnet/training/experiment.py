@@ -3,20 +3,21 @@
 import functools
 import math
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import Strategy, split_by_example
+from jaxnet.comm import Strategy, replicated, split_by_example
 from jaxnet.config.check import check_tests
 from jaxnet.config.run import Config
-from jaxnet.data import Source, eval_batches, example_shapes, open_split, placed
-from jaxnet.errors import InputError
+from jaxnet.data import Source, check_rows, eval_batches, example_shapes, open_split, placed
+from jaxnet.errors import InputError, error_text, shown, users_code
 from jaxnet.models import Model, Variables
 from jaxnet.parallel import Form, Step, StepPlan
 from jaxnet.parallel.hybrid import ShardedDense
@@ -25,7 +26,7 @@ from jaxnet.parallel.state import TrainState
 from jaxnet.tasks.evaluation import evaluate, make_eval_step
 from jaxnet.training.batches import BatchStream, batch_stream
 from jaxnet.training.initial import initial_values
-from jaxnet.training.network import as_model, model_inputs
+from jaxnet.training.network import as_model, model_inputs, shapes_of_batch
 from jaxnet.training.plan import RunPlan
 from jaxnet.training.processes import ProcessGroup
 from jaxnet.training.resolutions import Phase
@@ -111,9 +112,20 @@ class Experiment:
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""
-        weights = self.config.initial_weights
-        given = [] if weights is None else [initial_values(Path(weights), self._single_variables)]
-        return self.layout.make(self._make_first, *given)
+        given = self._initial_values()
+        return self.layout.make(self._make_first, *([] if given is None else [given]))
+
+    def check_initial_weights(self) -> None:
+        """Refuse weights to begin with that cannot be read, or are another network's; they are read and given up."""
+        self._initial_values()
+
+    def _initial_values(self) -> dict[str, np.ndarray] | None:
+        if (weights := self.config.initial_weights) is None:
+            return None
+        try:
+            return initial_values(Path(weights), self._single_variables)
+        except OSError as error:  # such as a name that is too long
+            raise InputError(f"initial_weights={weights[:80]}: {error.strerror or error_text(error)}") from error
 
     @property
     def _single_variables(self) -> Variables:
@@ -165,25 +177,59 @@ class Experiment:
             tested = model_inputs(config.task, example_shapes(source))
             check_tests(config, model, self._single_variables, trained, tested)
 
+    def check_programs(self) -> None:
+        """Read examples, and trace the step and the evaluations: what fails in them fails before anything is written.
+
+        JAX keeps what it has traced, so this takes no time of what comes later.
+
+        Raises:
+            InputError: a model, a task, an optimizer or a strategy of the user's does not fit the rest.
+        """
+        for source in (self.source, self.validation, self.tests):
+            if source is not None:
+                check_rows(source)
+        with strategys_code(self.config.strategy):
+            self.step.lower(self.layout.placed_shapes, self.batch_shapes)
+        for evaluator in self._evaluators.values():
+            evaluator.trace()
+
     @functools.cached_property
-    def _evaluators(self) -> dict[str, Callable[[TrainState], dict[str, float]]]:
+    def _evaluators(self) -> dict[str, "_Evaluator"]:
         sources = {"validation": self.validation, "test": self.tests}
-        return {split: _make_evaluate(self, source) for split, source in sources.items() if source is not None}
+        return {split: _Evaluator(self, source) for split, source in sources.items() if source is not None}
 
 
-def _make_evaluate(experiment: Experiment, source: Source) -> Callable[[TrainState], dict[str, float]]:
+class _Evaluator:
     """A function of a state: the task's metrics on all of `source`, each example counted once."""
-    config, mesh, task = experiment.config, experiment.mesh, experiment.config.task
-    ranks = experiment.processes.cluster.mpi
-    step = make_eval_step(experiment.model, task, mesh, config.ensemble.members if config.ensemble.on else None)
-    across = [ranks.totals] if ranks else []
-    devices = math.prod(experiment.axis_sizes.values())
-    size = -(-config.eval_batch_size // devices) * devices  # rounded up: what is too much of the last batch counts 0
 
-    def of_state(state: TrainState) -> dict[str, float]:
-        batches = eval_batches(source, batch_size=size, shard=experiment.processes.shard)
-        params, stats = experiment.layout.evaluated(state)
-        with closing(placed(batches, split_by_example(mesh))) as on_devices:
-            return evaluate(step, task, params, stats, on_devices, *across)
+    def __init__(self, experiment: Experiment, source: Source) -> None:
+        config = experiment.config
+        devices = math.prod(experiment.axis_sizes.values())
+        # Rounded up, as what is too much of the last batch counts 0; a batch of more than all examples is padding.
+        self._size = -(-min(config.eval_batch_size, source.num_examples) // devices) * devices
+        members = config.ensemble.members if config.ensemble.on else None
+        self._step = make_eval_step(experiment.model, config.task, experiment.mesh, members)
+        self._experiment, self._source, self._task = experiment, source, config.task
+        self._ranks = experiment.processes.cluster.mpi
 
-    return of_state
+    def __call__(self, state: TrainState) -> dict[str, float]:
+        across = [self._ranks.totals] if self._ranks else []
+        batches = eval_batches(self._source, batch_size=self._size, shard=self._experiment.processes.shard)
+        params, stats = self._experiment.layout.evaluated(state)
+        with closing(placed(batches, split_by_example(self._experiment.mesh))) as on_devices:
+            return evaluate(self._step, self._task, params, stats, on_devices, *across)
+
+    def trace(self) -> None:
+        """Trace the program without computing anything."""
+        mesh, whole = self._experiment.mesh, self._experiment.layout.whole_shapes
+        everywhere, split = replicated(mesh), split_by_example(mesh)
+        params, stats = jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), (whole.params, whole.stats))
+        size = self._size // (self._experiment.processes.shard.count if self._ranks else 1)
+        batch = shapes_of_batch(size, example_shapes(self._source), split)
+        weight = jax.ShapeDtypeStruct((size,), "float32", sharding=split)
+        self._step.lower(params, stats, {**batch, "weight": weight})
+
+
+def strategys_code(strategy: str | Strategy) -> AbstractContextManager[None]:
+    """Inside, what fails is a strategy of the user's own, if the config holds one; see `users_code`."""
+    return users_code(f"strategy={shown(strategy, 200)}") if isinstance(strategy, Strategy) else nullcontext()

@@ -12,8 +12,8 @@ from jaxnet.config.check import check_model
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.ensembles import ensemble_loss
-from jaxnet.errors import InputError
-from jaxnet.models import Model, Variables, abstract_variables, from_linen
+from jaxnet.errors import InputError, users_code
+from jaxnet.models import Model, Variables, abstract_variables, from_linen, guarded
 from jaxnet.optimizer import Optimizer, multipliers
 from jaxnet.parallel import Mode
 from jaxnet.parallel.hybrid import ShardedDense, with_sharded
@@ -29,10 +29,10 @@ PyTree = Any
 def as_model(model: nn.Module | Model, axes: tuple[str, ...] = ()) -> Model:
     """The config's model; a Linen module with a field `norm_axes` gets the axes that share its BatchNorm."""
     if isinstance(model, Model):
-        return model
+        return guarded(model, "of functions of your own")
     if axes and "norm_axes" in {field.name for field in dataclasses.fields(model)}:
         model = model.clone(norm_axes=axes)
-    return from_linen(model)
+    return guarded(from_linen(model), type(model).__name__)
 
 
 def norm_axes(config: Config) -> tuple[str, ...]:
@@ -52,14 +52,15 @@ def step_loss(config: Config, mode: Mode, layers: tuple[ShardedDense, ...]) -> L
 
 def model_inputs(task: Task, example: Mapping[str, Any]) -> PyTree:
     """The shapes of what the model is called with for one example of these shapes."""
-    try:
-        one: PyTree = jax.eval_shape(task.inputs, _with_batch(1, example))
-    except Exception as error:  # of a user's own code, most likely
-        raise InputError(
-            f"task: {type(task).__name__}.inputs failed on a batch of {', '.join(sorted(example))}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return one
+    return _inputs(task, _with_batch(1, example))
+
+
+def _inputs(task: Task, batch: Mapping[str, Any]) -> PyTree:
+    with users_code(f"task: {type(task).__name__}.inputs"):  # such as text, which is no array
+        given: PyTree = jax.eval_shape(task.inputs, batch)
+    if not jax.tree.leaves(given):
+        raise InputError(f"task: {type(task).__name__}.inputs gave no array: wanted what the model is called with")
+    return given
 
 
 def shapes_of_batch(size: int, example: Mapping[str, Any], sharding: jax.sharding.Sharding) -> dict[str, Any]:
@@ -74,19 +75,33 @@ def _with_batch(size: int, example: PyTree, **options: Any) -> Any:
 
 
 def checked_variables(
-    config: Config, mode: Mode, model: Model, source: Source, inputs: PyTree, phases: tuple[Phase, ...]
+    config: Config,
+    mode: Mode,
+    model: Model,
+    source: Source,
+    example: Mapping[str, Any],
+    inputs: PyTree,
+    phases: tuple[Phase, ...],
 ) -> Variables:
     """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
     variables = abstract_variables(model, inputs)
-    check_model(config, mode, model, variables, source, inputs)
+    two = _inputs(config.task, _with_batch(2, example))
+    check_model(config, mode, model, variables, source, two)
     check_resolutions(model, variables, phases, inputs)
     if isinstance(config.optimizer, Optimizer):
         multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
     return variables
 
 
-def gradient_order(loss_fn: LossFn, variables: Variables, batch: Mapping[str, Any]) -> tuple[tuple[int, ...], set[str]]:
-    """The order in which backward produces gradients, and the names of the metrics of the loss."""
+def gradient_order(
+    task: Task, model: Model, variables: Variables, batch: Mapping[str, Any]
+) -> tuple[tuple[int, ...], set[str]]:
+    """The order in which backward produces gradients, and the names of the metrics of the loss.
+
+    Raises:
+        InputError: the task's loss of this model has no gradient.
+    """
+    loss_fn = task.loss(model)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch["id"].shape[0]))
     names: set[str] = set()
 
@@ -95,7 +110,8 @@ def gradient_order(loss_fn: LossFn, variables: Variables, batch: Mapping[str, An
         names.update(result.metrics)
         return grads
 
-    return backward_order(gradient, *variables, batch, keys), names
+    with users_code(f"task: the gradient of {type(task).__name__}.loss"):
+        return backward_order(gradient, *variables, batch, keys), names
 
 
 # ---- What a task must have ------------------------------------------------------------------------------
@@ -113,13 +129,7 @@ def check_needs(task: Task, example: Mapping[str, Any]) -> None:
 def check_metrics(task: Task, names: set[str]) -> None:
     """Refuse metrics that would stand in the place of the trainer's own figures, and a best one that is not there."""
     _check_names(task, names)
-    try:
-        reported = task.reported(dict.fromkeys(names - {WEIGHT}, 1.0))
-    except Exception as error:
-        raise InputError(
-            f"task: {type(task).__name__}.reported failed on means of {', '.join(sorted(names))}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    reported = task.reported(dict.fromkeys(names - {WEIGHT}, 1.0))
     if task.best not in reported:
         raise InputError(
             f"task: {type(task).__name__}.best is {task.best!r}, which is not among its metrics: {', '.join(reported)}"

@@ -28,19 +28,19 @@ from jaxnet.comm import (
     mpi_world,
     split_by_example,
 )
-from jaxnet.config.check import check_config, check_fit, strategy_of
+from jaxnet.config.check import bytes_of, check_batch, check_config, check_fit, check_parameters, strategy_of
 from jaxnet.config.run import Config
 from jaxnet.cost.workloads import Workload
-from jaxnet.data import Source, example_shapes, hold_out, open_split
+from jaxnet.data import Source, check_source, example_shapes, has_classes, hold_out, open_split
 from jaxnet.ensembles import ensemble_model, ensemble_optimizer
 from jaxnet.errors import InputError
-from jaxnet.optimizer import Optimizer, ShardedParams, learning_rate, make_optimizer, optimizer_plan
+from jaxnet.optimizer import Optimizer, ShardedParams, check_update, learning_rate, make_optimizer, optimizer_plan
 from jaxnet.parallel import Form, StepOptions, Traffic, form_of
 from jaxnet.parallel.elementwise import require_elementwise
 from jaxnet.parallel.hybrid import sharded_layers
 from jaxnet.parallel.state import first_state, needs_scale
 from jaxnet.tasks.task import WEIGHT
-from jaxnet.training.experiment import Experiment
+from jaxnet.training.experiment import Experiment, strategys_code
 from jaxnet.training.network import (
     as_model,
     check_metrics,
@@ -86,7 +86,9 @@ def prepare(
         strategy, mode = strategy_of(config, mpi_all_reduce)
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
-    source, held_out = source or open_split(config.data, "train"), None
+    if source is not None:
+        check_source(source)
+    source, held_out = open_split(config.data, "train") if source is None else source, None
     if isinstance(config.validation, float):
         source, held_out = hold_out(source, config.validation)
     check_fit(config, mesh, source, ranks)
@@ -102,39 +104,48 @@ def prepare(
 
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
-    variables = checked_variables(config, mode, model, source, inputs, phases)
-    order, metrics = gradient_order(config.task.loss(model), variables, batch_shapes)
+    variables = checked_variables(config, mode, model, source, example, inputs, phases)
+    check_parameters(mesh, variables.params, bytes_of(variables) / jax.process_count())  # before they are planned
+    check_batch(config, mesh, inputs)
+    order, metrics = gradient_order(config.task, model, variables, batch_shapes)
     check_metrics(config.task, metrics)
     layers = sharded_layers(config.shard_dense, model, variables, inputs, mesh.shape[DEVICE])
 
     # ---- Form: what the strategy makes of state, optimizer, step and plan ----------------------------------
-    options = StepOptions(mode, config.microbatches, config.average_decay, order, all_reduce, ranks, config.guard.skip)
-    members = config.ensemble.members if config.ensemble.on else None
-    form = form_of(
-        *(strategy, mesh, options),
-        layers=layers,
-        bucket_bytes=config.bucket_bytes,
-        ensemble=members is not None,
-    )
-    shards = form.sharded_params(variables.params)
-    optimizer, rate = _optimizer(config, form, shards, total_steps, steps_per_epoch)
-    if members is not None:
-        model = ensemble_model(model, members)
-    make_first = functools.partial(
-        first_state,
-        *(model, optimizer, form.reducer(variables.params), mesh, inputs, config.seed),
-        averaged=config.average_decay is not None,
-        scaled=needs_scale(config.model),
-        members=members,
-    )
-    layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
-    step = form.step(step_loss(config, mode, layers), optimizer, layout)
-    sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
-    sends = sends._replace(collectives=as_sent(sends.collectives, mesh.devices.flat[0].platform))
-    experiment = Experiment(
-        *(config, processes, source, held_out, tests, model, optimizer, rate, form, layout, step),
-        *(sends, total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
-    )
+    config.task.units(example)
+    if not has_classes(source):
+        config.task.asked_shapes(example)  # what is saved of it
+    with strategys_code(config.strategy):
+        options = StepOptions(
+            mode, config.microbatches, config.average_decay, order, all_reduce, ranks, config.guard.skip
+        )
+        members = config.ensemble.members if config.ensemble.on else None
+        form = form_of(
+            *(strategy, mesh, options),
+            layers=layers,
+            bucket_bytes=config.bucket_bytes,
+            ensemble=members is not None,
+        )
+        shards = form.sharded_params(variables.params)
+        optimizer, rate = _optimizer(config, form, variables.params, shards, total_steps, steps_per_epoch)
+        if members is not None:
+            model = ensemble_model(model, members)
+        make_first = functools.partial(
+            first_state,
+            *(model, optimizer, form.reducer(variables.params), mesh, inputs, config.seed),
+            averaged=config.average_decay is not None,
+            scaled=needs_scale(config.model),
+            members=members,
+        )
+        layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
+        check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
+        step = form.step(step_loss(config, mode, layers), optimizer, layout)
+        sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
+        sends = sends._replace(collectives=as_sent(sends.collectives, mesh.devices.flat[0].platform))
+        experiment = Experiment(
+            *(config, processes, source, held_out, tests, model, optimizer, rate, form, layout, step),
+            *(sends, total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
+        )
     if tests is not None:
         experiment.check_tests()
     return experiment
@@ -151,12 +162,13 @@ def _ranks(mesh: Mesh) -> int:
 
 
 def _optimizer(
-    config: Config, form: Form, shards: ShardedParams | None, total_steps: int, steps_per_epoch: float
+    config: Config, form: Form, params: Any, shards: ShardedParams | None, total_steps: int, steps_per_epoch: float
 ) -> tuple[optax.GradientTransformation, optax.Schedule | None]:
     """The run's optimizer and its learning rate; of an ensemble, that of all members and the first one's."""
     given = config.optimizer
     if not isinstance(given, Optimizer):
         own = make_optimizer(given, total_steps)
+        check_update(own, params)
         if shards is not None:
             flat = form.strategy.kind == "sharded"
             require_elementwise(own, shards.shapes, flat=flat, label=form.strategy.label)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnet.comm import Check, HasText, verify
+from jaxnet.config.check import check_step_memory
 from jaxnet.config.run import Profile
 from jaxnet.files import replace
 from jaxnet.parallel.state import TrainState
@@ -40,10 +41,17 @@ def compile_step(experiment: Experiment, state: TrainState, ledger: Ledger) -> C
     given = experiment.step.lower(state, experiment.batch_shapes)
     with ledger.during("compile"):
         made = given.compile()
+    check_step_memory(experiment.mesh, _needed(made))
     check = verify(made.as_text() or "", experiment.sends.collectives, experiment.mesh.shape)
     by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, made)
     # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
     return CompiledStep(experiment.step if experiment.processes.cluster.mpi else by_size, check, given, made)
+
+
+def _needed(made: Any) -> int:
+    """Bytes that a compiled program takes for what it computes in between; 0 where the compiler does not say."""
+    analysis = getattr(made, "memory_analysis", lambda: None)()
+    return int(getattr(analysis, "temp_size_in_bytes", 0))
 
 
 class ProfileWindow(Observer):

@@ -19,7 +19,7 @@ from jaxnet.errors import say
 from jaxnet.object_storage.store import remote_url
 from jaxnet.report.goodput import ending_text
 from jaxnet.training.best import BestEvaluation
-from jaxnet.training.checkpointing import Saver, open_checkpoints, start, written_on_error
+from jaxnet.training.checkpointing import Saver, begins_anew, open_checkpoints, start, written_on_error
 from jaxnet.training.display import Display, say_warning
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.loop import Loop
@@ -67,6 +67,11 @@ def train(
         # ---- Processes, data, model, optimizer, strategy, step: shapes and functions, no arrays yet -----------
         experiment = prepare(config)
         experiment.check_tests()
+        experiment.check_programs()
+        if begins_anew(workdir):
+            experiment.check_initial_weights()
+        settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
+        warnings = list(recipe_warnings(config, experiment.source, experiment.steps_per_epoch, experiment.total_steps))
         processes, source, tests = experiment.processes, experiment.source, experiment.tests
         primary, ranks = processes.primary, processes.cluster.mpi
 
@@ -85,7 +90,7 @@ def train(
         unfinished = begins.step < experiment.total_steps and not ended
 
         if primary:
-            for warning in recipe_warnings(config, source, experiment.steps_per_epoch, experiment.total_steps):
+            for warning in warnings:
                 say_warning(warning)
 
         # ---- Step: compiled once for each size of images, and checked against the plan ------------------------
@@ -94,7 +99,6 @@ def train(
         # ---- What a person sees, and what is written ----------------------------------------------------------
         if primary:
             if unfinished or not (directory / "config.json").exists():
-                settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
                 write_whole(directory / "config.json", as_json(settings, indent=2) + "\n")
             if config.log.hlo:
                 write_programs(directory, step.given, step.made)

@@ -83,6 +83,34 @@ OVERRIDES = {
         "widths must be one or more numbers of at least 1, got (8, -4294967296)",
     ),
     "a number of many digits": ("microbatches=1" + "0" * 99, "microbatches=an integer of 329 bits: wanted at most"),
+    "a number of float64": (
+        "eval_every_epochs=1e308",
+        "eval_every_epochs=1e+308: wanted -1e+38 to 1e+38: devices compute in float32, where this is infinite",
+    ),
+    "a negative one": ("task.pixels.mean=-1e308", "task.pixels.mean=-1e+308: wanted -1e+38 to 1e+38"),
+    "a number that is 0 on devices": (
+        "optimizer.learning_rate=1e-320",
+        "optimizer.learning_rate=1e-320: wanted 0, or at least 1e-38: devices compute in float32, where this is 0",
+    ),
+    "images that no file has": (
+        "task.pixels.size=1000000",
+        "task.pixels.size=1000000: wanted 1 to 65535, the longest side of a JPEG file, or none",
+    ),
+    "images of more than memory": ("task.pixels.size=65535", " parameters with all that is kept of each take "),
+    "a batch of more than memory": ("batch_size=1000000000", "batch_size=1000000000: 1,000,000,000 examples of 8x8x1"),
+    "more layers than a program has": (
+        "model.convs=10000000",
+        "model.convs=10000000: convs must be 1 to 1000 layers in all, because each is traced and compiled by itself",
+    ),
+    "more layers in all": ("model.convs=600 model.widths=4,4", "convs must be 1 to 1000 layers in all"),
+    "more units than memory": ("model.hidden=1000000000", "parameters with all that is kept of each take"),
+    "more members than a program has": ("ensemble.members=10000000", "ensemble.members=10000000: wanted 1 to 100: one"),
+    "a shift out of the images": (
+        "task.augmentation.shift=9",
+        "task.augmentation.shift=9: images of 8x8 are gone when they are moved by more than 8",
+    ),
+    "more than a year": ("watchdog.other_seconds=1e9", "watchdog.other_seconds=1000000000.0: wanted 1 to 31536000, a"),
+    "more bytes than are counted": ("bucket_bytes=9223372036854775808", "bucket_bytes=9223372036854775808: wanted at"),
     "negative seed": ("seed=-1", "seed=-1: wanted 0 to 4294967295"),
     "seed of more than 32 bits": ("seed=4294967296", "seed=4294967296: wanted 0 to 4294967295"),
     "no deviation": ("task.pixels.std=0", "task.pixels.std=(0.0,): wanted numbers above 0"),
@@ -184,6 +212,45 @@ JAXNET = {
     "strategies of something": (("strategies", "fast"), "fast: give --config FILE too"),
     "strategies on a mesh of nothing": (("strategies", "--mesh", "2x4"), "--mesh: give --config FILE too"),
     "launch of nothing": (("launch", "local", "--processes", "2"), "no command to launch; give it after --"),
+    "more processes than a machine has": (
+        ("launch", "local", "--processes", "99999999", "--", "x"),
+        "--processes: '99999999' must be a whole number of at most 1024: each is a Python with JAX in",
+    ),
+    "processes of thousands of digits": (("launch", "local", "--processes", "9" * 5000, "--", "x"), "at most 1024"),
+    "processes of infinity": (("launch", "local", "--processes", "inf", "--", "x"), "'inf' must be a whole number of"),
+    "more hosts than a lab has": (("lab", "--hosts", "99999999", "--", "x"), "'99999999' must be", "at most 1024"),
+    "more devices than are emulated": (
+        ("launch", "local", "--processes", "1", "--devices-per-process", "99999999", "--", "x"),
+        "at most 1024: each emulated device has threads of its own",
+    ),
+    "more nodes than can call": (("launch", "slurm", "--nodes", "99999999", "--", "x"), "at most 100000: all are"),
+    "more pods than can call": (
+        ("launch", "kubernetes", "--pods", "99999999", "--image", "a", "--claim", "b", "--", "x"),
+        "at most 100000: all are written down, and all call process 0",
+    ),
+    "a port that is none": (
+        ("launch", "ssh", "--hosts", "a", "--port", "65536", "--", "x"),
+        "'65536' must be a whole number of at most 65535: ports end there",
+    ),
+    "a batch of more than memory": (
+        ("bench", "inference", "--model", "alexnet", "--batch", "1,99999999"),
+        "'99999999' must be a whole number of at most 65536: a batch lies in memory",
+    ),
+    "an image that no file has": (
+        ("bench", "inference", "--model", "alexnet", "--image", "65536"),
+        "at most 65535: no JPEG file has a longer side",
+    ),
+    "a width that is no number": (("bench", "inference", "--model", "alexnet", "--width", "nan"), "above 0, up to 16"),
+    "a temperature that is no number": (
+        ("predict", "x", "y", "--temperature", "x"),
+        "--temperature: x must be 0 to 100",
+    ),
+    "a seed of more bits": (("predict", "x", "y", "--seed", "4294967296"), "JAX takes 32 bits of a seed"),
+    "a negative seed": (("predict", "x", "y", "--seed=-1"), "'-1' must be a whole number of at least 0"),
+    "threads without end": (
+        ("data", "prepare", "imagenet2012", "--manual-dir", "x", "--threads", "99999999"),
+        "at most 1024: no machine has so many cores",
+    ),
     "no processes": (("launch", "local", "--processes", "0", "--", "x"), "'0' must be a whole number of at least 1"),
 }
 

@@ -158,6 +158,8 @@ def test_the_config_beside_the_checkpoints_is_not_believed(copy):
         ("model.smooth", "yes", "model.smooth is 'yes', wanted true or false"),
         ("model.nothing", 1, "cannot be made again: .*nothing"),
         ("model.widths", [4] * 9, "the network cannot be built: images of 8x8 are too small"),
+        ("model.convs", 10**7, "cannot be made again: convs must be 1 to 1000 layers in all, because each is traced"),
+        ("task.pixels.size", 10**6, "task.pixels.size is 1000000, wanted 1 to 65535, the longest side of a JPEG file"),
         ("task.pixels", "os.environ", "its task.pixels is 'os.environ', which is not of jaxnet"),
     ],
 )
@@ -178,8 +180,20 @@ def test_a_checkpoint_of_another_program(copy):
         load(copy)
 
 
-def test_inputs_that_are_none(copy):
-    rewrite(copy, lambda about: about["extra"]["inputs"].update(image_shape=[8, "8"]))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"image_shape": [8, "8"]},
+        {"image_shape": [0, 8, 1]},
+        {"image_shape": [8, 8, 0]},
+        {"image_shape": [8, 10**9, 1]},
+        {"num_classes": -3},
+        {"num_classes": 10**18},
+    ],
+    ids=str,
+)
+def test_inputs_that_are_none(copy, wrong):
+    rewrite(copy, lambda about: about["extra"]["inputs"].update(wrong))
     with pytest.raises(InputError, match=r"wanted \(height, width, channels\)"):
         load(copy)
 

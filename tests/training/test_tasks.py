@@ -192,7 +192,7 @@ class Bad(Texts):
         ({"id": np.zeros((1, 2))}, "rows gave id, a name of jaxnet's own"),
         ({"x": np.zeros((2, 3), np.float32)}, r"gave float32\[2, 3\] as x of one example"),
         ({"x": {"y": np.zeros((1, 3))}}, r"gave float64\[1, 3\] as x/y of one example: .* at most 32 bits"),
-        ({"x": 3}, "gave int as x of one example"),
+        ({"x": 3}, "gave a int as x of one example"),
     ],
 )
 def test_rows_that_are_no_examples(rows, said):
@@ -213,7 +213,7 @@ def test_a_task_that_asks_for_what_the_data_has_not():
         def inputs(self, batch):
             return batch["letters"]
 
-    with pytest.raises(InputError, match=r"task: Asks.inputs failed on a batch of about, words: KeyError: 'letters'"):
+    with pytest.raises(InputError, match=r"task: Asks.inputs of about/day .* failed in line .*: KeyError: 'letters'"):
         prepare(replace(config(), task=Asks()), comm.make_mesh(1, jax.devices()[:1]))
 
 

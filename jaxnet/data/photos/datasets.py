@@ -14,6 +14,7 @@ from jaxnet.data.photos.views import EvaluationView, TrainingView
 from jaxnet.data.source import Source
 from jaxnet.data.tfds import data_directory, find_builder, open_examples, require_prepared
 from jaxnet.errors import InputError, one_line
+from jaxnet.limits import Side, Threads, Whole
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -33,12 +34,12 @@ class PhotoDataset(ABC):
             process.
     """
 
-    size: int = 224
-    test_size: int = 224
-    test_resize: int = 256
+    size: Side = 224
+    test_size: Side = 224
+    test_resize: Side = 256
     view: TrainingView = field(default_factory=TrainingView)
-    max_damaged: int = 100
-    threads: int | None = None
+    max_damaged: Whole = 100
+    threads: Threads | None = None
 
     def __post_init__(self) -> None:
         EvaluationView(self.test_size, self.test_resize)  # checks the two sizes

@@ -17,6 +17,7 @@ from jaxnet.errors import InputError
 
 Picture = Image.Image
 _STRONGEST = 30  # magnitudes are 0 .. 30
+_MOST_OPERATIONS = 100  # each takes milliseconds a photo
 _TRANSLATE = 150 / 331  # fraction of the width at the largest magnitude (Cubuk et al., 2019)
 
 
@@ -73,8 +74,10 @@ class RandAugment:
     magnitude: int = 9
 
     def __post_init__(self) -> None:
-        if self.operations < 0 or not 0 <= self.magnitude <= _STRONGEST:
-            raise InputError(f"RandAugment has operations >= 0 and magnitude 0 .. {_STRONGEST}, got {self}")
+        if not 0 <= self.operations <= _MOST_OPERATIONS or not 0 <= self.magnitude <= _STRONGEST:
+            raise InputError(
+                f"RandAugment has operations 0 .. {_MOST_OPERATIONS} and magnitude 0 .. {_STRONGEST}, got {self}"
+            )
 
     def __bool__(self) -> bool:
         return self.operations > 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
-from jaxnet.command_line import Commands, Parser, not_negative, positive
+from jaxnet.command_line import Commands, Parser, devices_here, not_negative
 from jaxnet.errors import InputError
 
 PORT = 12321
@@ -38,7 +38,7 @@ def new_kind(kinds: Commands, name: str, brief: str, description: str, run: Call
 def add_devices(parser: Parser) -> None:
     """Add `--devices-per-process`."""
     parser.add_argument(
-        "--devices-per-process", type=positive, metavar="D", help="let each process emulate D devices on the CPU"
+        "--devices-per-process", type=devices_here, metavar="D", help="let each process emulate D devices on the CPU"
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxnet.cluster.environment import COORDINATOR, COUNT, INDEX
-from jaxnet.command_line import Commands, not_negative, positive
+from jaxnet.command_line import Commands, hosts_in_all, not_negative, positive
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.job import (
     PORT,
@@ -192,7 +192,7 @@ def add_kind(kinds: Commands) -> None:
     """Add `kubernetes` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "kubernetes", "a JobSet of Kubernetes", _ABOUT, run)
     parser.add_argument(
-        "--pods", type=positive, required=True, metavar="N", help="how many pods, each with one process"
+        "--pods", type=hosts_in_all, required=True, metavar="N", help="how many pods, each with one process"
     )
     parser.add_argument("--image", required=True, help="the container image")
     parser.add_argument(

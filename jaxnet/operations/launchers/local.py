@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
 from jaxnet.cluster.job_token import TOKEN, new_token
-from jaxnet.command_line import Commands, positive
+from jaxnet.command_line import Commands, processes_here
 from jaxnet.operations.launchers.job import (
     add_command,
     add_devices,
@@ -110,12 +110,12 @@ examples:
 def add_kind(kinds: Commands) -> None:
     """Add `local` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "local", "on this machine", _ABOUT, run)
-    parser.add_argument("--processes", type=positive, required=True, metavar="N", help="how many processes")
+    parser.add_argument("--processes", type=processes_here, required=True, metavar="N", help="how many processes")
     add_devices(parser)
     add_max_restarts(parser)
     parser.add_argument(
         "--min-processes",
-        type=positive,
+        type=processes_here,
         metavar="M",
         help="when the same process has used up the restarts, continue with one less, down to M; the batch stays",
     )

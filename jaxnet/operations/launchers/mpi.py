@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.environment import COORDINATOR
 from jaxnet.cluster.job_token import TOKEN
-from jaxnet.command_line import Commands, positive
+from jaxnet.command_line import Commands, hosts_in_all, port
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.hosts import Host, parse_list, read_file
 from jaxnet.operations.launchers.job import (
@@ -141,7 +141,7 @@ examples:
 def add_kind(kinds: Commands) -> None:
     """Add `mpi` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "mpi", "processes that mpirun or srun starts", _ABOUT, run)
-    parser.add_argument("--processes", type=positive, required=True, metavar="N", help="how many processes in all")
+    parser.add_argument("--processes", type=hosts_in_all, required=True, metavar="N", help="how many processes in all")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="HOST[:SLOTS],...", help="where they run; default: here")
     where.add_argument("--hostfile", type=Path, metavar="FILE", help=HOSTFILE)
@@ -151,7 +151,7 @@ def add_kind(kinds: Commands) -> None:
     parser.add_argument(
         "--transport", choices=("xla", "mpi"), default="xla", help="as in the config: xla or mpi; default xla"
     )
-    parser.add_argument("--port", type=positive, metavar="P", help=f"where process 0 listens; default {PORT}")
+    parser.add_argument("--port", type=port, metavar="P", help=f"where process 0 listens; default {PORT}")
     add_devices(parser)
     parser.add_argument(
         "--option",

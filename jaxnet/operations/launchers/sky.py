@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxnet.command_line import Commands, positive
+from jaxnet.command_line import Commands, hosts_in_all
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.job import (
     add_devices,
@@ -95,7 +95,7 @@ examples:
 def add_kind(kinds: Commands) -> None:
     """Add `sky` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "sky", "machines that SkyPilot finds", _ABOUT, run)
-    parser.add_argument("--nodes", type=positive, required=True, metavar="N", help="how many hosts")
+    parser.add_argument("--nodes", type=hosts_in_all, required=True, metavar="N", help="how many hosts")
     parser.add_argument("--accelerators", metavar="NAME:COUNT", help="of each host, such as A100:8")
     parser.add_argument(
         "--infra", metavar="WHERE", help="such as gcp/us-central1; default: the cheapest that SkyPilot finds"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxnet.command_line import Commands, not_negative, positive
+from jaxnet.command_line import Commands, hosts_in_all, not_negative, positive, processes_here
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.job import (
     PASSED,
@@ -160,8 +160,8 @@ examples:
 def add_kind(kinds: Commands) -> None:
     """Add `slurm` to the kinds of `jaxnet launch`."""
     parser = new_kind(kinds, "slurm", "a batch job of Slurm", _ABOUT, run)
-    parser.add_argument("--nodes", type=positive, required=True, metavar="N", help="how many hosts")
-    parser.add_argument("--processes-per-node", type=positive, default=1, metavar="P", help="default 1")
+    parser.add_argument("--nodes", type=hosts_in_all, required=True, metavar="N", help="how many hosts")
+    parser.add_argument("--processes-per-node", type=processes_here, default=1, metavar="P", help="default 1")
     parser.add_argument("--gpus-per-process", type=positive, metavar="G", help="GPUs bound to each process")
     parser.add_argument("--cpus-per-process", type=positive, metavar="C", help="CPU cores of each process")
     add_devices(parser)

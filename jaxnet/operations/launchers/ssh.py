@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from jaxnet.cluster.addresses import Address
-from jaxnet.command_line import Commands, given_path, positive
+from jaxnet.command_line import Commands, given_path, port, positive
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.hosts import parse_list, read_file
 from jaxnet.operations.launchers.job import (
@@ -137,7 +137,7 @@ def add_kind(kinds: Commands) -> None:
         metavar="HOST",
         help="where the other hosts reach the first; default: the address by which ssh did",
     )
-    parser.add_argument("--port", type=positive, metavar="P", help="where process 0 listens; default: a free port")
+    parser.add_argument("--port", type=port, metavar="P", help="where process 0 listens; default: a free port")
     add_devices(parser)
     add_max_restarts(parser)
     parser.add_argument("--min-hosts", type=positive, metavar="K", help=_MIN_HOSTS)
