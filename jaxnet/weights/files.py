@@ -149,7 +149,8 @@ def _about(path: Path, metadata: Mapping[str, str]) -> WeightsMetadata:
     try:
         return record_of(WeightsMetadata, parse_object(metadata["about"]))
     except (KeyError, ValueError) as error:
+        why = "its metadata has no 'about'" if isinstance(error, KeyError) else f"in its metadata {error}"
         raise InputError(
-            f"{path} does not hold variables of jaxnet; make such a file from it: jaxnet import --from safetensors "
-            f"{path} --model NAME --out FILE"
+            f"{path} does not hold variables of jaxnet ({why}); make such a file from it: jaxnet import --from "
+            f"safetensors {path} --model NAME --out FILE"
         ) from error
