@@ -412,19 +412,27 @@ def _gigabytes(number: float) -> str:
     return f"{number / 1e9:,.0f} GB"
 
 
-def check_model(config: Config, mode: Mode, model: Model, variables: Variables, source: Source, inputs: Any) -> None:
+def check_model(
+    config: Config,
+    mode: Mode,
+    model: Model,
+    variables: Variables,
+    source: Source,
+    inputs: Any,
+    examples: int = 1,
+) -> None:
     """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for.
 
-    `inputs` are the shapes of what it is called with for two examples: a model that mixes them up gives other shapes.
+    `inputs` are the shapes of what it is called with for so many examples. With two, a model that mixes them up shows.
     """
     outputs = _outputs(model, variables, inputs)
-    if hasattr(outputs, "shape") and outputs.shape[:1] != (2,):
+    if hasattr(outputs, "shape") and outputs.shape[:1] != (examples,):
         raise InputError(
-            f"the model gives {list(outputs.shape)} for 2 examples: wanted an output for each, such as logits, "
-            "[2, classes]"
+            f"the model gives {list(outputs.shape)} for {examples} examples: wanted an output for each, such as "
+            f"logits, [{examples}, classes]"
         )
     one = jax.tree.map(
-        lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])) if leaf.shape[:1] == (2,) else leaf, outputs
+        lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])) if leaf.shape[:1] == (examples,) else leaf, outputs
     )
     config.task.check_model(config.model, one, source)
     shared = config.batch_norm != "local" and mode != "jit"

@@ -219,7 +219,7 @@ def test_a_checkpoint_restores_under_another_strategy_and_mesh(tmp_path):
         ({"strategy": "local_sgd"}, r"strategy=local_sgd does not go with ensemble.members=2"),
         ({"strategy": "powersgd"}, r"strategy=powersgd does not go with ensemble.members=2"),
         ({"model": CNN(10, dtype="float16")}, r"model.dtype=float16 does not go with ensemble.members=2"),
-        ({"ensemble": Ensemble(0)}, r"ensemble.members=0: wanted at least 1"),
+        ({"ensemble": Ensemble(0)}, r"ensemble.members=0: wanted 1 to 100"),
         ({"ensemble": Ensemble(3, (0.1, 0.2))}, r"ensemble.learning_rates=\(0.1, 0.2\): wanted one a member"),
         ({"seed": 2**32 - 1}, r"seed=4294967295: 2 members .*wanted at most 4294967294"),
     ],

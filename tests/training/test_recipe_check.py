@@ -28,7 +28,7 @@ CASES = {
     "mixup": ("task.mixing.mixup=-1", "task.mixing.mixup=-1.0: wanted at least 0"),
     "probability": ("task.mixing.probability=2", "task.mixing.probability=2.0: wanted 0 to 1"),
     "brightness": ("task.augmentation.brightness=1.5", "task.augmentation.brightness=1.5: wanted 0 to 1"),
-    "size": ("task.pixels.size=0", "task.pixels.size=0: wanted at least 1, or none"),
+    "size": ("task.pixels.size=0", "task.pixels.size=0: wanted 1 to 65535, the longest side of a JPEG file, or none"),
     "resolutions in epochs": ("task.resolutions=0:128,6:160", "wanted (part of the run, size) from 0 on"),
     "resolutions that are no pairs": ("task.resolutions=128", "each a number:an integer"),
 }

@@ -12,9 +12,11 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.config.run import Checkpoints, Config, Log
+from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
+from jaxnet.models import CNN
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks import Task
+from jaxnet.tasks import ImageClassification, Task
 from jaxnet.training.prepare import prepare
 from jaxnet.training.trainer import train
 
@@ -244,3 +246,33 @@ def test_measures_that_are_not_one_value_an_example(measures, said):
 def test_a_task_that_is_none():
     with pytest.raises(InputError, match=r"task is of type str: wanted a jaxnet.Task"):
         prepare(replace(config(), task="classify"), comm.make_mesh(1, jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("strategy", ["hierarchical", "zero", "xla"])
+def test_what_is_traced_before_the_run_is_not_traced_again(strategy):
+    traced = []
+
+    class Counts(ImageClassification):
+        def inputs(self, batch):
+            traced.append(batch)
+            return super().inputs(batch)
+
+        def loss(self, model):
+            return Task.loss(self, model)
+
+    config = Config(
+        CNN(2, widths=(2,), hidden=4), Synthetic((8, 8, 1), 2, 32, 16), 1, 16, task=Counts(), strategy=strategy
+    )
+    experiment = prepare(config)
+    experiment.check_tests()
+    experiment.check_programs()
+    state, before = experiment.init(), len(traced)
+    experiment.step.lower(state, experiment.batch_shapes)
+    experiment.evaluate(state)
+    assert len(traced) == before
+
+
+def test_a_batch_for_evaluation_is_no_larger_than_the_data():
+    config = Config(CNN(2, widths=(2,), hidden=4), Synthetic((8, 8, 1), 2, 32, 16), 1, 16, eval_batch_size=10**9)
+    experiment = prepare(config)
+    assert experiment.evaluate(experiment.init())["examples"] == 16
