@@ -121,7 +121,7 @@ def read_rows(source: Source, indices: np.ndarray, like: dict[str, Any], draws: 
     """
     name = "rows" if draws is None else "random_rows"
     called = f"data: {type(source).__name__}.{name} of {len(indices)} examples"
-    with users_code(called, OSError):  # the system's: a job that is started again may get on
+    with users_code(called, Exception):  # in the middle of a run it may pass: a launcher starts the job again
         rows = source.rows(indices) if draws is None else source.random_rows(indices, draws)  # type: ignore[attr-defined]
     if not isinstance(rows, dict):
         raise InputError(f"{called} gave a {type(rows).__name__}: wanted a dict of arrays by name")
@@ -143,7 +143,8 @@ def check_rows(source: Source) -> None:
     """Read the first and the last example; InputError unless they are as the source says."""
     ends = np.array([0, source.num_examples - 1])
     draws = np.zeros(2, np.uint64) if isinstance(source, RandomSource) else None
-    with users_code(f"data: {type(source).__name__}, whose first and last example are read,"):
+    name = "rows" if draws is None else "random_rows"
+    with users_code(f"data: {type(source).__name__}.{name} of the first and the last example"):
         read_rows(source, ends, example_shapes(source), draws)
 
 

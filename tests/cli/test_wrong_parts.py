@@ -18,7 +18,7 @@ from support.refusals import TINY, one_line, refused, says
 IN_THE_RUN = {
     ("task", "weights that are all 0"),
     ("task", "a report that fails later"),
-    ("data", "rows that fail later"),
+    ("data", "rows that exit later"),
     ("data", "rows of another shape later"),
 }
 OFTEN = {

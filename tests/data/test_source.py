@@ -4,11 +4,13 @@ import hashlib
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jaxnet.data
-from jaxnet.data import ArraySource, Digits, Synthetic, builtin, open_split, tfds
+from jaxnet.data import ArraySource, Digits, Synthetic, builtin, check_rows, open_split, tfds
+from jaxnet.data.source import read_rows
 from jaxnet.errors import InputError
 
 FILES = Path(jaxnet.data.__file__).parent
@@ -151,3 +153,35 @@ def test_synthetic_classes_can_be_told_apart_on_unseen_images():
 def test_a_synthetic_set_that_cannot_be_is_refused(fields, message):
     with pytest.raises(InputError, match=message):
         Synthetic(**fields)
+
+
+class Flaky:
+    """Fails after so many calls, as a service of data may."""
+
+    num_examples = 4
+
+    def __init__(self, good, error):
+        self._good, self._error = good, error
+
+    def rows(self, indices):
+        self._good -= 1
+        if self._good < 0:
+            raise self._error
+        return {"x": np.zeros(len(indices), np.float32)}
+
+
+def test_what_fails_at_the_start_is_a_mistake_and_later_what_it_is():
+    """A mistake ends a job for good; after another failure its launcher starts it again."""
+    with pytest.raises(
+        InputError, match=r"Flaky\.rows of the first example failed in line \d+ of .*: KeyError: 'gone'"
+    ):
+        check_rows(Flaky(0, KeyError("gone")))
+    with pytest.raises(InputError, match=r"Flaky, whose first and last example are read, failed .*: KeyError: 'gone'"):
+        check_rows(Flaky(1, KeyError("gone")))
+    like = {"x": jax.ShapeDtypeStruct((), "float32")}
+    with pytest.raises(KeyError, match="gone"):
+        read_rows(Flaky(0, KeyError("gone")), np.arange(2), like)
+    with pytest.raises(
+        InputError, match=r"Flaky\.rows of 2 examples failed .*: SystemExit: 0"
+    ):  # it would end the run well
+        read_rows(Flaky(0, SystemExit(0)), np.arange(2), like)

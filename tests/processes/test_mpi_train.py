@@ -157,9 +157,8 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
     with start(tmp_path, *LONG, config=tmp_path / "config.py") as program:
         program.wait_for("step      1/60")
         ranks = [program.rank(0), program.rank(1)]
-        assert program.status() == 2
-        [said] = [line for line in program.err if line.startswith("error: data: Failing.rows of ")]
-        assert said.endswith("ZeroDivisionError: rank 1 has had enough")
+        assert program.status() == 1
+        assert "ZeroDivisionError: rank 1 has had enough" in program.err
         await_gone(*ranks)
 
 
