@@ -169,7 +169,7 @@ def shard_mapped(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrap
     return jax.jit(
         mapped,
         donate_argnums=0,
-        in_shardings=(states, split_by_example(mesh)),
+        in_shardings=(states, None),  # a batch may be of NumPy, which of several processes JAX takes only unsaid
         out_shardings=(states, replicated(mesh)),
         compiler_options=_options(mesh),
     )
