@@ -1,6 +1,7 @@
 """The `jaxnet` command: mistakes are one line and status 2; it starts without JAX."""
 
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -94,6 +95,13 @@ def test_python_m_jaxnet():
     assert done.stderr.startswith("error: jaxnet has no command 'lunch'")
 
 
+@pytest.fixture
+def interruptible():
+    """After a Ctrl-C the next one ends the process; not this one."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def failing_with(error):
     def main():
         raise error
@@ -110,11 +118,43 @@ def failing_with(error):
         (failing_with(KeyboardInterrupt()), 130, ""),
     ],
 )
-def test_exit_cleanly(main, status, printed, capsys):
+def test_exit_cleanly(main, status, printed, capsys, interruptible):
     with pytest.raises(SystemExit) as caught:
         exit_cleanly(main)
     assert caught.value.code == status
     assert capsys.readouterr().err == printed
+
+
+def test_ctrl_c_of_which_a_library_makes_an_error_of_its_own(capsys, interruptible):
+    """As C does in the import of an extension."""
+
+    def main():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("the extension cannot be initialized") from None
+        return 0
+
+    with pytest.raises(SystemExit) as caught:
+        exit_cleanly(main)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # a Ctrl-C while Python ends would be a traceback
+
+
+def test_started_without_streams_no_file_takes_their_place():
+    code = """
+import os
+from jaxnet.errors import exit_cleanly
+
+def main():
+    print("to nobody")
+    return 0 if os.open(os.devnull, os.O_RDONLY) > 2 else 5
+
+exit_cleanly(main)
+"""
+    closed = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", code]
+    assert subprocess.run(closed, env=clean_environment(), check=False).returncode == 0
 
 
 def test_exit_cleanly_leaves_as_told_and_lets_bugs_through():

@@ -97,6 +97,14 @@ PLACES = {
     "a file": (lambda place: place.write_text("mine"), "", "cannot be made: File exists; give another with --workdir"),
     "below a file": (lambda place: place.write_text("mine"), "/run", "cannot be made: Not a directory; give another"),
     "below a link to nowhere": (lambda place: place.symlink_to("/nowhere/x"), "", "cannot be made: File exists"),
+    "below a loop of links": (lambda place: place.symlink_to("place"), "", "cannot be made: File exists"),
+    "a name that is no UTF-8": (lambda place: place.mkdir(), "/\udcff", "is no name in UTF-8; give another with"),
+    "a cache that links to itself": (
+        lambda place: (place.mkdir(), (place / "compile_cache").symlink_to("compile_cache")),
+        "",
+        "compile_cache ",
+        "cannot be used: File exists; give another, or compile_cache=none",
+    ),
     "a file for the checkpoints": (
         lambda place: (place.mkdir(), (place / "checkpoints").write_text("mine")),
         "",
