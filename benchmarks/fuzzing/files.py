@@ -339,7 +339,7 @@ def verdict(status: int, out: str, err: str) -> str:
         return f"FAILED: status {status}, a traceback: {err.strip().splitlines()[-1][:300]}"
     if found := _CONTROL.search(out + err):
         return f"FAILED: status {status}, control character {found[0]!r} is printed"
-    if any(len(line) > 4000 for line in (out + err).splitlines()):
+    if any(len(line) > 4100 for line in (out + err).splitlines()):
         return f"FAILED: status {status}, a line of {max(map(len, (out + err).splitlines()))} characters"
     if status == 0 and not errors:
         return "taken"
