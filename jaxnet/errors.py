@@ -115,7 +115,7 @@ def error_text(error: BaseException) -> str:
     """
     kind = on_one_line(type(error).__name__)
     try:
-        said = on_one_line(one_line(error))
+        said = printable(one_line(error))
     except KeyboardInterrupt:
         raise
     except BaseException:  # of its own __str__
@@ -269,17 +269,20 @@ class _Spared(logging.StreamHandler[TextIO]):
 # ---- The end of a command -------------------------------------------------------------------------------
 
 
-def exit_cleanly(main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
+def exit_cleanly(
+    main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit, *, verbose: bool = False
+) -> NoReturn:
     """Run `main` and end the process with the status that it returns, without a traceback for a user's mistake.
 
     An `InputError` becomes one `error: ...` line on stderr and status 2. Ctrl-C becomes status 130. A program of
     several processes gives `jaxnet.cluster.start.leave` as `leave`, because a process that fails must not wait for
-    others that wait for it.
+    others that wait for it. `verbose` shows what is behind an InputError, see `causes_shown`.
     """
     _open_standard_streams()
     with _interrupts_noted() as interrupted:
         try:
-            status = main()
+            with causes_shown(verbose):
+                status = main()
         except InputError as error:
             say(f"error: {printable(error, _MOST_CHARACTERS)}")
             status = BAD_INPUT_STATUS

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.fuzzing.trial import ended, outputs
+from benchmarks.fuzzing.trial import MOST_BYTES, ended, outputs
 
-_MOST_BYTES = 12 * 2**30  # of memory: a case that wants more is refused by the system, not by what kills processes
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _CONFIG = """
 from jaxnet import Checkpoints, Config, Log, Optimizer
@@ -386,7 +385,7 @@ def main() -> None:
 
     import jax
 
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
     root = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="fuzz-files-") as scratch:

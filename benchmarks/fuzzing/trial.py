@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-_MOST_BYTES = 12 * 2**30  # of memory: a case that wants more is refused by the system, not by what kills processes
+MOST_BYTES = 12 * 2**30  # of memory: a case that wants more is refused by the system, not by what kills processes
 _SCRATCH = (".fresh", ".partial")
 
 
@@ -165,7 +165,7 @@ def main() -> NoReturn:
     """Answer `{"seed": ..., "folder": ..., "trains": ...}` lines until there are no more."""
     import jax
 
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
     commands = os.fdopen(os.dup(0))  # a case may call exit(), which closes sys.stdin
     for line in commands:

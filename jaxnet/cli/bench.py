@@ -17,7 +17,7 @@ from jaxnet.command_line import (
     positive,
 )
 from jaxnet.cost.shapes import byte_size
-from jaxnet.errors import InputError, causes_shown, exit_cleanly
+from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.limits import memory_bytes
 
 if TYPE_CHECKING:
@@ -208,11 +208,7 @@ def _subcommand(
 def _run_in_job(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     from jaxnet.cluster.start import leave
 
-    def whole() -> int:
-        with causes_shown(getattr(args, "verbose", False)):
-            return run(args)
-
-    exit_cleanly(whole, leave)
+    exit_cleanly(lambda: run(args), leave, verbose=getattr(args, "verbose", False))
 
 
 def run_collectives(args: argparse.Namespace) -> int:

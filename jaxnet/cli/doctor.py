@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxnet.command_line import Commands, given_path, positive
-from jaxnet.errors import InputError, causes_shown, exit_cleanly, printable
+from jaxnet.errors import InputError, exit_cleanly, printable
 
 if TYPE_CHECKING:
     from jaxnet.config.run import Config
@@ -64,11 +64,7 @@ def add_doctor(commands: Commands) -> None:
 def _run_in_job(args: argparse.Namespace) -> int:
     from jaxnet.cluster.start import leave
 
-    def run() -> int:
-        with causes_shown(args.verbose):
-            return run_doctor(args)
-
-    exit_cleanly(run, leave)
+    exit_cleanly(lambda: run_doctor(args), leave, verbose=args.verbose)
 
 
 def run_doctor(args: argparse.Namespace) -> int:

@@ -43,17 +43,14 @@ def _run_and_leave(args: argparse.Namespace) -> int:
     """Run as `main` does, and end the process as one of a job must."""
     from jaxnet.cluster.start import leave
 
-    exit_cleanly(lambda: _run(args), leave)
+    exit_cleanly(lambda: run_train(args), leave, verbose=args.verbose)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line of train.py, the process's own by default; the result is the exit status."""
     parser = Parser(prog="train.py", description=_DESCRIPTION, epilog=_EXAMPLES.format(prog="python train.py"))
     _add_arguments(parser)
-    return _run(parser.parse_args(sys.argv[1:] if argv is None else argv))
-
-
-def _run(args: argparse.Namespace) -> int:
+    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
     with causes_shown(args.verbose):
         return run_train(args)
 
