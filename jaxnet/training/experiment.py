@@ -47,7 +47,7 @@ class Experiment:
         learning_rate: as a function of the step; None if the optimizer is an Optax transformation of the config.
         form: the strategy's step on this mesh: its options, its layout, its plan.
         layout: how states lie on the mesh between steps.
-        step: `step(state, batch) -> (state, metrics)`, not yet compiled.
+        step: `step(state, batch) -> (state, metrics)`, not yet compiled; it keeps at most two steps in flight.
         sends: what the step's program sends.
         total_steps: of the whole run.
         steps_per_epoch: batches in one pass, a fraction where they do not divide.

@@ -10,11 +10,38 @@ import jax
 import numpy as np
 import optax
 
+from jaxnet.parallel import Step
 from jaxnet.parallel.device_step import SKIPPED
+from jaxnet.parallel.state import TrainState
 
 # Steps that may be dispatched and unfinished: enough that the device never waits for the host, few enough
 # that a stop signal is obeyed soon and batches do not pile up.
 IN_FLIGHT = 2
+
+
+class PacedStep:
+    """A step for loops that wait for nothing: a call waits until fewer than two of the calls before are in flight.
+
+    XLA:CPU starts 32 programs at a time. The 33rd waits, in threads that the collectives of those before it need, and
+    then all wait for ever. On other devices batches would pile up.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._pending: deque[dict[str, jax.Array]] = deque()
+
+    def __call__(self, state: TrainState, batch: Any, /) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One step; the state is donated."""
+        while len(self._pending) >= IN_FLIGHT:
+            jax.block_until_ready(self._pending.popleft())
+        state, metrics = self._step(state, batch)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(metrics)):
+            self._pending.append(metrics)
+        return state, metrics
+
+    def lower(self, state: TrainState, batch: Any, /) -> Any:
+        """The program, to be compiled or read; what is compiled of it is not paced."""
+        return self._step.lower(state, batch)
 
 
 class LogLine(NamedTuple):

@@ -51,6 +51,7 @@ from jaxnet.training.network import (
     shapes_of_batch,
     step_loss,
 )
+from jaxnet.training.pacing import PacedStep
 from jaxnet.training.processes import join
 from jaxnet.training.resolutions import batch_shapes_at, phases_of
 
@@ -139,7 +140,7 @@ def prepare(
         )
         layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
         check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
-        step = form.step(step_loss(config, mode, layers), optimizer, layout)
+        step = PacedStep(form.step(step_loss(config, mode, layers), optimizer, layout))
         sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
         sends = sends._replace(collectives=as_sent(sends.collectives, mesh.devices.flat[0].platform))
         experiment = Experiment(

@@ -32,6 +32,22 @@ def test_a_task_is_called_on_its_own_state():
     assert task.state == 4
 
 
+def test_at_most_sixteen_calls_are_in_flight():
+    """Of 32, XLA:CPU's threads wait for each other for ever."""
+    calls = [0]
+
+    class State:
+        def block_until_ready(self):
+            calls.append(0)
+
+    def program(state, batch):
+        calls[-1] += 1
+        return state, ()
+
+    TimedProgram(program, State(), None).run(100)
+    assert (sum(calls), max(calls)) == (100, 16)
+
+
 def test_one_process_gathers_from_itself():
     np.testing.assert_array_equal(gathered(np.array([1.0, 2.0])), [[1, 2]])
     wait_for_all()

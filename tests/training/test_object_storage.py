@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 import time
 from dataclasses import replace
 
@@ -414,20 +415,22 @@ def test_a_mirror_that_has_lost_something_is_fetched_anew(lost, bucket):
 
 def test_killed_before_it_has_noted_an_upload_it_goes_on_from_what_it_has(bucket, tmp_path, monkeypatch, caplog):
     """At that instant the run has deleted the checkpoint that was uploaded, because newer ones are there."""
-    retire, taken = uploads.retire, tmp_path / "taken"
+    retire, taken, copied = uploads.retire, tmp_path / "taken", threading.Event()
 
     def wait_and_copy(*given):
         deadline = time.monotonic() + 60
-        while (mirror.mirror_of(URL) / "checkpoints/000002").exists() and time.monotonic() < deadline:
+        while list((mirror.mirror_of(URL) / "checkpoints").glob("000002*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         if not taken.exists():
             shutil.copytree(bucket, taken)
+            copied.set()
         retire(*given)
 
     monkeypatch.setattr(uploads, "retire", wait_and_copy)
     seldom = replace(CONFIG, checkpoints=Checkpoints(every_steps=2, keep=1))
-    wait = At(4, lambda: time.sleep(0.5))
+    wait = At(5, lambda: copied.wait(60))  # nothing is written or deleted meanwhile
     train(seldom, URL, quiet=True, observers=[wait])
+    assert copied.is_set()
     monkeypatch.setattr(uploads, "retire", retire)
     monkeypatch.setattr(Owner, "runs", lambda self: False)
     fake_buckets(monkeypatch, taken)

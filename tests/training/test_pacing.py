@@ -1,16 +1,79 @@
 """Lines of the log hold exactly the steps that they name."""
 
+import subprocess
+import sys
+
+import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxnet.training.loop import _is_due
-from jaxnet.training.pacing import Pace
+from jaxnet.training.pacing import Pace, PacedStep
+from support.programs import clean_environment, write_program
 
 
 def pushed(pace, first, last):
     return [
         line for step in range(first, last + 1) for line in pace.push(step, {"loss": jnp.float32(step)}, waited=0.5)
     ]
+
+
+class Slow:
+    """Metrics that are ready when someone waits for them; counts how many nobody has waited for."""
+
+    def __init__(self):
+        self.in_flight = self.most = 0
+
+    def __call__(self, state, batch):
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        return state + batch, {"loss": self}
+
+    def block_until_ready(self):
+        self.in_flight -= 1
+        return self
+
+
+def test_a_loop_that_waits_for_nothing_has_two_steps_in_flight():
+    slow, state = Slow(), 0
+    step = PacedStep(slow)
+    for _ in range(100):
+        state, _ = step(state, 1)
+    assert (state, slow.most) == (100, 2)
+
+
+def test_a_loop_that_waits_for_nothing_ends(tmp_path):
+    """Of more than 31 steps in flight on CPUs, XLA's threads would wait for each other for ever."""
+    program = write_program(
+        tmp_path,
+        """
+        import jaxnet
+        from jaxnet.config.run import Config
+        from jaxnet.data import Synthetic
+        from jaxnet.models import CNN
+
+        data = Synthetic((8, 8, 1), num_classes=2, num_train=64, num_test=8)
+        config = Config(model=CNN(2, widths=(2,), hidden=4), data=data, epochs=1, batch_size=16)
+        experiment = jaxnet.prepare(config)
+        state, batches = experiment.init(), experiment.batches()
+        batch = next(batches)
+        for _ in range(500):
+            state, metrics = experiment.step(state, batch)
+        batches.close()
+        print(int(state.step), metrics["loss"] < 1)
+        """,
+    )
+    environment = clean_environment(JAX_NUM_CPU_DEVICES="8")
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "500 True\n", done.stderr[-2000:]
+
+
+def test_a_paced_step_can_be_traced():
+    step = PacedStep(lambda state, batch: (state + batch, {"loss": state * batch}))
+    many = jax.jit(lambda state, batches: jax.lax.scan(step, state, batches))
+    state, metrics = many(jnp.float32(0), jnp.ones(50))
+    assert (state, metrics["loss"][-1]) == (50, 49)
+    assert step(state, 1)[0] == 51
 
 
 def test_each_line_is_the_mean_of_its_steps_and_comes_two_steps_later():

@@ -57,7 +57,7 @@ def test_a_network_too_deep_for_the_images_takes_them_resized():
         prepare(config_with(), mesh, source=source)
     experiment = prepare(config_with(task=ImageClassification(Pixels(size=16))), mesh, source=source)
     assert experiment.batch_shapes["image"].shape == (32, 8, 8, 1)  # as it travels to the device
-    jax.eval_shape(experiment.step, experiment.layout.shapes, experiment.batch_shapes)
+    experiment.step.lower(experiment.layout.shapes, experiment.batch_shapes)
 
 
 @dataclasses.dataclass(frozen=True)
