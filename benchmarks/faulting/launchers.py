@@ -11,6 +11,7 @@ from benchmarks.faulting.rounds import Outcome, Round
 from benchmarks.faulting.watched import PATIENCE_SECONDS, Unmet, Watched, descendants, lives, words
 
 _STOPPED_SECONDS = 3.0
+_SLOWLY = "0.25"  # seconds a batch: of five tries, all that the ranks do meanwhile is less than the run
 _GONE_SECONDS = 10.0  # what a launcher that was killed has left behind may take to end
 _REFUSED = r"^\[\d\] error: .* is in use by process \d+ of user "
 
@@ -30,7 +31,7 @@ def keeper_killed(job: Round) -> list[Outcome]:
 def launcher_stopped(job: Round) -> list[Outcome]:
     """It stands still for some seconds, as after Ctrl-Z: the ranks go on, and no line is lost."""
     outcomes = []
-    with job.launch() as run:
+    with job.launch(FAULTS_PACE=_SLOWLY) as run:
         for _ in range(job.count):
             run.wait_for_step(time.monotonic(), job.draw.randint(1, MOST_STEPS // 2))
             os.kill(run.pid, signal.SIGSTOP)

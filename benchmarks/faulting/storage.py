@@ -15,7 +15,7 @@ from benchmarks.faulting.rounds import Outcome, Round, launch_command, train_com
 from benchmarks.faulting.watched import PATIENCE_SECONDS, Unmet, Watched
 
 _DISK = "32m"
-KINDS = 10  # of files in a checkpoint, see `kinds_of_files`
+KINDS = 9  # of files in a checkpoint, see `kinds_of_files`
 
 
 def disk_full(job: Round) -> list[Outcome]:
