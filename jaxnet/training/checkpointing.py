@@ -78,7 +78,12 @@ def open_checkpoints(experiment: Experiment, workdir: Workdir) -> FaultTolerantC
 def begins_anew(workdir: str | Path) -> bool:
     """Whether there is no checkpoint to continue from, as far as this machine knows: object storage is not asked."""
     directory = Path(workdir) / "checkpoints"
-    return remote_url(workdir) is None and not (directory.is_dir() and CheckpointFiles(directory).steps())
+    if remote_url(workdir) is not None:
+        return False
+    try:
+        return not (directory.is_dir() and CheckpointFiles(directory).steps())
+    except OSError:  # such as a name that is too long; told when the workdir is made
+        return True
 
 
 def _say(processes: ProcessGroup) -> Callable[[str], None]:
