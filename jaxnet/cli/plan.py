@@ -2,15 +2,22 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.command_line import Commands, emulate_devices, mesh_sizes
+from jaxnet.command_line import Commands, Parser, emulate_devices, mesh_sizes
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from jaxnet.comm import Strategy
     from jaxnet.config.run import Config
+    from jaxnet.cost.accelerators import Cluster
+    from jaxnet.data import Source
+    from jaxnet.training.experiment import Experiment
+    from jaxnet.training.forecast import Forecast
 
 
 _PLAN_DESCRIPTION = """\
@@ -34,10 +41,10 @@ def add_plan(commands: Commands) -> None:
     parser.add_argument(
         "--mesh",
         type=mesh_sizes,
-        default=(2, 4),
         metavar="HxD",
         help="hosts x devices, in place of the config's; default 2x4",
     )
+    _add_on(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
     parser.set_defaults(run=run_plan)
@@ -45,17 +52,75 @@ def add_plan(commands: Commands) -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Plan, compile and compare."""
-    hosts, devices = args.mesh
+    if args.on is not None:
+        return _run_on(args)
+    hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
+
+    plan = _prepared(load_config(args.config, *args.overrides), make_mesh(hosts)).plan.verified()
+    print(json.dumps(plan.as_json(), indent=2) if args.json else plan)
+    return 0
+
+
+def _prepared(config: "Config", mesh: "Mesh") -> "Experiment":
+    """The experiment on this mesh; with the shapes of the data alone, and a warning, where the data are not here."""
+    from jaxnet.training.prepare import prepare
+
+    return prepare(config, mesh, source=_source(config))
+
+
+def _source(config: "Config") -> "Source":
+    from jaxnet.data import open_for_plan
+
+    source, missing = open_for_plan(config.data)
+    if missing:
+        print(f"warning: planned with the shapes of the data alone: {missing}", file=sys.stderr)
+    return source
+
+
+def _cluster(args: argparse.Namespace) -> "Cluster":
+    """The accelerators of `--on`, whose compilers this process can use from here on."""
+    from jaxnet.cost.accelerators import Cluster, prepare_compilers
+
+    if args.mesh:
+        raise InputError("--mesh: --on names a mesh already; give one of the two")
+    cluster = Cluster.named(args.on)
+    prepare_compilers()
+    return cluster
+
+
+def _run_on(args: argparse.Namespace) -> int:
+    """Plan and compile for accelerators that are described."""
+    cluster = _cluster(args)
+
+    from jaxnet.config.file import load_config
+    from jaxnet.training.forecast import forecast, less_memory
     from jaxnet.training.prepare import prepare
 
     config = load_config(args.config, *args.overrides)
-    plan = prepare(config, make_mesh(hosts)).plan.verified()
-    print(json.dumps(plan.as_json(), indent=2) if args.json else plan)
+    source = _source(config)
+    made = forecast(prepare(config, cluster.mesh(config.hosts), source=source), cluster)
+    less = None if made.memory.fits else less_memory(config, cluster, source)
+    if args.json:
+        fits_with = None if less is None else {"microbatches": less[0], **vars(less[1])}
+        print(json.dumps({**made.as_json(), "fits_with": fits_with}, indent=2))
+        return 0
+    print(made)
+    if not made.memory.fits:
+        with_less = "no number of microbatches" if less is None else f"microbatches={less[0]}: {less[1]}"
+        print(f"it fits with {with_less}")
     return 0
+
+
+def _add_on(parser: Parser) -> None:
+    parser.add_argument(
+        "--on",
+        metavar="KIND:SIZES",
+        help="compile for these accelerators, which need not be there: h100:2x8 (hosts x GPUs), v5e:4x4 (a TPU slice)",
+    )
 
 
 # ---- Strategies ----------------------------------------------------------------------------------------
@@ -91,6 +156,7 @@ def add_strategies(commands: Commands) -> None:
         metavar="HxD",
         help="with --config: hosts x devices, in place of the config's; default 2x4",
     )
+    _add_on(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
     parser.set_defaults(run=run_strategies)
@@ -99,15 +165,74 @@ def add_strategies(commands: Commands) -> None:
 def run_strategies(args: argparse.Namespace) -> int:
     """Print every strategy with its schedule and source, or with what it would send."""
     if args.config is not None:
+        if args.on is not None:
+            return _strategies_on(args)
         rows, lines = _for_config(args)
     else:
-        if args.mesh or args.overrides:
-            given = "--mesh" if args.mesh else args.overrides[0]
+        if args.mesh or args.on or args.overrides:
+            given = "--mesh" if args.mesh else "--on" if args.on else args.overrides[0]
             raise InputError(f"{given}: give --config FILE too; without a model there is nothing to send")
         rows = _described()
         lines = (f"{row['name']:<17} {row['schedule']:<8}  {row['summary']}{_settable(row)}" for row in rows)
     print(json.dumps(rows, indent=2) if args.json else "\n".join(lines))
     return 0
+
+
+def _strategies_on(args: argparse.Namespace) -> int:
+    """Print what the compiler makes of each strategy for accelerators that are described, a line when it is done."""
+    cluster = _cluster(args)
+
+    from jaxnet.comm import STRATEGIES
+    from jaxnet.config.file import load_config
+    from jaxnet.training.forecast import forecasts
+
+    config = load_config(args.config, *args.overrides)
+    rows = []
+    if not args.json:
+        print(_ON_HEAD.format(cluster=cluster))
+    for name, made in forecasts(config, cluster, STRATEGIES, _source(config)):
+        rows.append({"name": name, "refused": str(made)} if isinstance(made, InputError) else _on_row(name, made))
+        if not args.json:
+            print(_on_line(rows[-1]), flush=True)
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    return 0
+
+
+_ON_HEAD = """\
+on {cluster}, compiled and not run; times are a model at published rates
+                     planned   in the   beside      bytes      ms on   exposed     ms a
+strategy         collectives  program  compute  beside it  the links        ms     step"""
+
+
+def _on_row(name: str, made: "Forecast") -> dict[str, Any]:
+    check, timeline = made.check, made.timeline
+    return {
+        "name": name,
+        "planned": len(check.planned),
+        "found": len(check.planned) - len(check.missing),
+        "collectives": len(check.found),
+        "beside_compute": sum(1 for found in check.found if found.compute_during),
+        "hidden_share": made.hidden_share,
+        "link_seconds": sum(travel.seconds for travel in timeline.travels),
+        "exposed_seconds": timeline.exposed,
+        "step_seconds": timeline.seconds,
+        "fits": made.memory.fits,
+        "memory_bytes": made.memory.arguments + made.memory.temporary,
+    }
+
+
+def _on_line(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return f"{row['name']:<17} {row['refused']}"
+    ms = [1e3 * row[key] for key in ("link_seconds", "exposed_seconds", "step_seconds")]
+    planned = row["planned"] or "-"
+    found = row["found"] if row["planned"] else "-"
+    beside = f"{row['beside_compute']}/{row['collectives']}"
+    return (
+        f"{row['name']:<17}{planned:>11}{found:>9}{beside:>9}{row['hidden_share']:>11.0%}"
+        f"{ms[0]:>11.3f}{ms[1]:>10.3f}{ms[2]:>9.2f}{'' if row['fits'] else '  does not fit'}"
+    )
 
 
 def _settable(row: dict[str, Any]) -> str:
@@ -142,20 +267,17 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
 
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
-    from jaxnet.training.prepare import prepare
 
     config = load_config(args.config, *args.overrides)
-    experiment = prepare(config, make_mesh(hosts))
+    experiment = _prepared(config, make_mesh(hosts))
     shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
     shapes = [shapes[index] for index in experiment.form.options.order or range(len(shapes))]
-    rows = _planned(config, shapes, dict(experiment.mesh.shape), experiment.total_steps)
+    rows = _planned(config, shapes, experiment.mesh, experiment.total_steps)
     return rows, _table(rows)
 
 
-def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: int) -> list[dict[str, Any]]:
+def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> list[dict[str, Any]]:
     """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
-    import jax
-
     from jaxnet.comm import (
         STRATEGIES,
         Averaging,
@@ -168,8 +290,8 @@ def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: i
         wire_bytes_per_axis,
     )
 
-    platform = jax.default_backend()
-    flat = as_sent(bucketed(all_reduce(*mesh), None).plan(shapes, mesh).collectives, platform)
+    platform, sizes = mesh.devices.flat[0].platform, dict(mesh.shape)
+    flat = as_sent(bucketed(all_reduce(*sizes), None).plan(shapes, sizes).collectives, platform)
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []
     strategies = [
@@ -180,7 +302,7 @@ def _planned(config: "Config", shapes: list[Any], mesh: dict[str, int], steps: i
     for strategy in strategies:
         row = _row(strategy)
         if strategy.reducer is not None:
-            collectives = as_sent(strategy.reducer.plan(shapes, mesh).collectives, platform)
+            collectives = as_sent(strategy.reducer.plan(shapes, sizes).collectives, platform)
             schedule = strategy.schedule
             share = schedule.exchanges_per_step(steps) if isinstance(schedule, Averaging) else 1.0
             sent = {axis: round(share * given) for axis, given in wire_bytes_per_axis(collectives).items()}

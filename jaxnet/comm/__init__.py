@@ -10,7 +10,8 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
     whole strategies        STRATEGIES, named_strategy, Strategy, Averaging
     what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
-    what was compiled       compiler_options, as_sent, verify, collectives_in
+    by platform             compiler_options, as_sent, on_platform, tiled, pipelined
+    what was compiled       verify, collectives_in, programs_in, schedule
     the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device
     a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along
     a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
@@ -22,14 +23,16 @@ from jaxnet.comm.buckets import Bucket, BucketPlan
 from jaxnet.comm.by_name import STRATEGIES, has_bucket_size, named_strategy, settings_of, takes_all_reduce
 from jaxnet.comm.codecs import Codec
 from jaxnet.comm.compressed import cast, compressed, compressed_scattered
-from jaxnet.comm.expression import KiB, MiB, expressed
+from jaxnet.comm.expression import GiB, KiB, MiB, expressed
+from jaxnet.comm.found import FoundCollective, collectives_in, schedule
 from jaxnet.comm.guards import same_along, varying_along, varying_axes
 from jaxnet.comm.halves import AllReduce, Halves, HalvesPlan, all_reduce, bracket, scattered, xla_halves
-from jaxnet.comm.hlo import FoundCollective, collectives_in
+from jaxnet.comm.hlo import Instruction, Program, programs_in
 from jaxnet.comm.mesh import (
     AXES,
     DEVICE,
     HOST,
+    is_described,
     make_mesh,
     mesh_size,
     one_per_device,
@@ -53,6 +56,7 @@ from jaxnet.comm.pieces import (
     messages_of,
     replicated_arrays,
 )
+from jaxnet.comm.platforms import as_sent, compiler_options, on_platform
 from jaxnet.comm.powersgd import powersgd
 from jaxnet.comm.reducer import (
     BOUND_AXES,
@@ -81,8 +85,9 @@ from jaxnet.comm.sharded import (
 )
 from jaxnet.comm.strategy import Averaging, BlockFilter, Strategy, scheduled
 from jaxnet.comm.topology import Factor, factored
+from jaxnet.comm.traffic import pipelined, tiled
 from jaxnet.comm.trees import best_chunks, rooted, rooted_halves
-from jaxnet.comm.verify import Check, as_sent, compiler_options, verify
+from jaxnet.comm.verify import Check, verify
 
 __all__ = [  # noqa: RUF022 - in the order of the docstring
     # Sums of one message
@@ -121,6 +126,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "powersgd",
     "KiB",
     "MiB",
+    "GiB",
     # Schedules
     "during",
     "after",
@@ -130,7 +136,6 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "shards_in_order",
     "stacked_shards",
     "as_reducer",
-    "as_sent",
     "rows_of",
     "whole_of",
     "stacked_filled",
@@ -152,15 +157,24 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "BucketPlan",
     "wire_bytes_per_axis",
     "compiler_options",
+    "as_sent",
+    "on_platform",
+    "tiled",
+    "pipelined",
     "verify",
     "Check",
     "collectives_in",
+    "programs_in",
+    "schedule",
+    "Program",
+    "Instruction",
     "FoundCollective",
     # The mesh
     "AXES",
     "HOST",
     "DEVICE",
     "make_mesh",
+    "is_described",
     "mesh_size",
     "replicated",
     "split_by_example",

@@ -16,6 +16,7 @@ from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer
+from jaxnet.comm.traffic import buckets_in_flight, tile_elements
 
 # ---- Pytrees as messages ----
 
@@ -41,7 +42,8 @@ def bucketed(
         first_bucket_bytes: the cap of the first bucket of each dtype.
         split: whether a leaf may span buckets.
         in_flight: bucket i starts only when bucket i - `in_flight` has been summed, which bounds how
-            many travel at once and gives all devices the same partial order (Caffe2: 4, later 16); None: no bound.
+            many travel at once and gives all devices the same partial order (Caffe2: 4, later 16); None: no bound, but
+            what `pipelined` says.
             XLA:CPU runs the collectives of a program one at a time anyway, and 1 puts most of them last.
 
     >>> from jaxnet.comm import MiB, all_reduce, scattered
@@ -95,7 +97,7 @@ def _message_by_message(
     def buckets_of(leaves: Sequence[Leaf], axis_sizes: AxisSizes) -> BucketPlan:
         """The plan of the messages, padded so that `inner` takes them."""
         multiple = inner.plan(jax.ShapeDtypeStruct((0,), jnp.float32), axis_sizes).multiple
-        return layout(leaves, multiple)
+        return layout(leaves, multiple * tile_elements() if multiple > 1 else 1)
 
     def init_fn(shapes: PyTree, axis_sizes: AxisSizes) -> PyTree:
         buckets = buckets_of(jax.tree.leaves(shapes), axis_sizes).buckets
@@ -118,9 +120,11 @@ def _message_by_message(
         _require_state(state, buckets)
         sums: list[jax.Array] = []
         states = []
+        in_stages = len(collectives) > len(buckets.buckets)
+        most = in_flight or (buckets_in_flight() if in_stages else None)
         for index, message in enumerate(pack(buckets, leaves)):
-            if in_flight is not None and index >= in_flight:
-                message, _ = lax.optimization_barrier((message, sums[index - in_flight]))
+            if most is not None and index >= most:
+                message, _ = lax.optimization_barrier((message, sums[index - most]))
             with jax.named_scope(f"bucket_{index}"):
                 total, after = inner.reduce(message, state[index])
             sums.append(total)

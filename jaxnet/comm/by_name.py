@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from jaxnet.comm.expression import MiB
 from jaxnet.comm.halves import AllReduce
 from jaxnet.comm.strategies import (
     bf16,
@@ -51,16 +52,22 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 }
 
 
+# Sizes of buckets where another than the strategy's own, which Gloo sends well, is better.
+_BUCKET_BYTES = {("zero", "gpu"): 25 * MiB, ("zero", "tpu"): 25 * MiB}
+
 _SCALARS = (bool, int, float, float | None)
 
 
-def named_strategy(name: str, bucket_bytes: int | None = None, all_reduce: AllReduce | None = None) -> Strategy:
+def named_strategy(
+    name: str, bucket_bytes: int | None = None, all_reduce: AllReduce | None = None, platform: str = "cpu"
+) -> Strategy:
     """The strategy called `name`, with buckets of `bucket_bytes` instead of its own size.
 
     Args:
         name: one of `STRATEGIES`; `:key=value` behind it, any number, sets what else that function takes.
-        bucket_bytes: None: the strategy's own.
+        bucket_bytes: None: what is best for the strategy on the platform.
         all_reduce: makes the sums across hosts, such as `mpi_all_reduce`; None: XLA's.
+        platform: 'cpu', 'gpu' or 'tpu': where it will run.
 
     Raises:
         ValueError: no such strategy (the nearest name is given), one that takes no such key or value, one without a
@@ -72,7 +79,9 @@ def named_strategy(name: str, bucket_bytes: int | None = None, all_reduce: AllRe
     16
     """
     base, settings = _parse(name)
-    if bucket_bytes is not None and not has_bucket_size(base):
+    if bucket_bytes is None:
+        bucket_bytes = _BUCKET_BYTES.get((base, platform))
+    elif not has_bucket_size(base):
         raise ValueError(f"strategy {base!r} has no bucket size to set; leave bucket_bytes out")
     if all_reduce is not None and not takes_all_reduce(base):
         able = ", ".join(filter(takes_all_reduce, STRATEGIES))

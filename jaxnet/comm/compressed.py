@@ -38,6 +38,7 @@ from jaxnet.comm.reducer import (
     axes_size,
 )
 from jaxnet.comm.sharded import rows_of, shard_size, whole_of
+from jaxnet.comm.traffic import in_rows, tile_elements
 
 # ---- Encoded messages ----
 
@@ -72,7 +73,7 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
             return same_along(message, axes), state
         message = without_derivative(message, "compressed(...)", LOSSY)
         [sent], state = _encode(wire, message.astype(jnp.float32), state)
-        received = lax.all_gather(sent, _long(axes), to="invarying")
+        received = _gathered(sent, axes)
         total = _sum_decoded(received, lambda row: wire.decode((row,), message.size))
         return same_along(total.astype(message.dtype), axes), state
 
@@ -122,7 +123,7 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
         total = _sum_decoded(received, lambda row: wire.decode((row,), length))
         [sent], unsent_sum = _encode(sum_wire, total, state[1])
         # 3. All sums to all devices.
-        received = lax.all_gather(sent, _long(axes), to="invarying")
+        received = _gathered(sent, axes)
         sums = _by_shard(sum_wire, count).decode((received,), message.size)
         return same_along(sums.astype(message.dtype), axes), (unsent, unsent_sum)
 
@@ -134,6 +135,22 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
         return Plan(there + back)
 
     return Reducer(init_fn, reduce_fn, plan_fn)
+
+
+def _gathered(sent: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """What every device has encoded, [devices, ...]; inside `tiled` it travels with zeros up to whole tiles."""
+    if tile_elements() == 1:
+        return lax.all_gather(sent, _long(axes), to="invarying")
+    filled = _whole(sent.size, sent.dtype)
+    rows = in_rows(jnp.pad(sent, (0, filled - sent.size)))
+    received = lax.all_gather(rows, _long(axes), tiled=True, to="invarying")
+    return received.reshape(-1, filled)[:, : sent.size]
+
+
+def _whole(elements: int, dtype: jnp.dtype) -> int:
+    """So many elements, filled to whole tiles inside `tiled`: a tile of a smaller type has more of them."""
+    tile = tile_elements() * (4 // dtype.itemsize if tile_elements() > 1 else 1)
+    return -(-elements // tile) * tile
 
 
 def _encode(codec: Codec, message: jax.Array, residual: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:
@@ -196,8 +213,10 @@ def _exchange(
     if not _exchanged(message, axes, axis_sizes):
         return ()
     [sent] = wire.spec(jax.ShapeDtypeStruct((elements,), jnp.float32))
-    size = axes_size(axes, axis_sizes)
-    return (Collective(kind, axes, size, size * math.prod(sent.shape), sent.dtype.name),)
+    size, each = axes_size(axes, axis_sizes), math.prod(sent.shape)
+    if kind == "all-gather":
+        each = _whole(each, sent.dtype)
+    return (Collective(kind, axes, size, size * each, sent.dtype.name),)
 
 
 # ---- A narrow sum ----

@@ -23,6 +23,7 @@ import numpy as np
 
 KiB = 1024
 MiB = 1024 * KiB
+GiB = 1024 * MiB
 
 
 class _Expressible(Protocol):

@@ -10,8 +10,8 @@ doubling are in `rings`, trees in `trees`.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,9 @@ from jaxnet.comm.topology import (
     require_apart,
     same_along_axis,
 )
+from jaxnet.comm.traffic import in_rows, tile_elements
 
+_Named = TypeVar("_Named", bound=Axis)
 Spec = jax.ShapeDtypeStruct | jax.Array  # of a message: anything with `shape` and `dtype`
 
 # ---- All-reduce ----
@@ -186,19 +188,19 @@ def xla_halves(*axes: Axis) -> Halves:
         raise ValueError(f"xla_halves takes mesh axes, or one factor of an axis by itself, got {axes}")
 
     def scatter(message: jax.Array) -> jax.Array:
-        names, groups = _longer_than_one(axes), _groups(axes, BOUND_AXES)
-        if not names:
-            return message  # a collective of one device would be a copy (law L4)
-        return lax.psum_scatter(message, names, axis_index_groups=groups, tiled=True)
+        groups = _groups(axes, BOUND_AXES)
+        for names in _at_once(_longer_than_one(axes)):
+            message = lax.psum_scatter(in_rows(message), names, axis_index_groups=groups, tiled=True).reshape(-1)
+        return message  # as it is along axes of one device, where a collective would be a copy (law L4)
 
     def gather(shard: jax.Array) -> jax.Array:
-        names, groups = _longer_than_one(axes), _groups(axes, BOUND_AXES)
-        if names and groups:
-            # JAX has no type for what is the same along a factor; `factored` says it of the whole axis.
-            return lax.all_gather(shard, names, axis_index_groups=groups, tiled=True)
-        if names:
+        groups = _groups(axes, BOUND_AXES)
+        for names in reversed(_at_once(_longer_than_one(axes))):
+            if groups:
+                # JAX has no type for what is the same along a factor; `factored` says it of the whole axis.
+                return lax.all_gather(in_rows(shard), names, axis_index_groups=groups, tiled=True).reshape(-1)
             # 'invarying' tells JAX what the algorithm guarantees: all devices now hold the same bits.
-            shard = lax.all_gather(shard, names, tiled=True, to="invarying")
+            shard = lax.all_gather(in_rows(shard), names, tiled=True, to="invarying").reshape(-1)
         for axis in axes:
             shard = same_along_axis(shard, axis)
         return shard
@@ -207,12 +209,18 @@ def xla_halves(*axes: Axis) -> Halves:
         size = math.prod(digit_of(axis, axis_sizes).size for axis in axes)
         require_divides(spec, _call("scattered", axes), size, "the size of the axis")
 
-        def half(kind: CollectiveKind) -> tuple[Collective, ...]:
-            names, dtype = tuple(mesh_axis(axis) for axis in axes), jnp.dtype(spec.dtype).name
-            whole = Collective(kind, names, size, spec.shape[0], dtype, _groups(axes, axis_sizes) or ())
-            return (whole,) if size > 1 else ()
+        def half(kind: CollectiveKind) -> Iterator[Collective]:
+            """Stage by stage, each with the shard that the one before it has left."""
+            elements, dtype = spec.shape[0], jnp.dtype(spec.dtype).name
+            longer = [axis for axis in axes if digit_of(axis, axis_sizes).size > 1]
+            for stage in _at_once(longer or axes):
+                members = math.prod(digit_of(axis, axis_sizes).size for axis in stage)
+                names = tuple(mesh_axis(axis) for axis in stage)
+                if members > 1:
+                    yield Collective(kind, names, members, elements, dtype, _groups(axes, axis_sizes) or ())
+                elements //= members
 
-        return HalvesPlan(half("reduce-scatter"), half("all-gather"), size, size)
+        return HalvesPlan(tuple(half("reduce-scatter")), tuple(half("all-gather"))[::-1], size, size)
 
     return Halves(axes, scatter, gather, plan)
 
@@ -229,6 +237,13 @@ def scattered(axis: Axis, inner: Reducer) -> Reducer:
     The message must have a multiple of `size(axis)` elements; `bucketed` pads to it.
     """
     return bracket(xla_halves(axis), inner)
+
+
+def _at_once(axes: Sequence[_Named]) -> list[tuple[_Named, ...]]:
+    """The axes that one collective spans: all; inside `tiled` each by itself, as TPUs scatter along lines alone."""
+    if tile_elements() > 1:
+        return [(axis,) for axis in axes]
+    return [tuple(axes)] if axes else []
 
 
 def _longer_than_one(axes: Sequence[Axis]) -> tuple[str, ...]:

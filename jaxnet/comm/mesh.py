@@ -19,9 +19,10 @@ def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = N
     """Devices as a mesh of `hosts` rows; devices of a row share the fast links.
 
     Args:
-        hosts: number of rows. Default: one for each slice (NVLink domain, TPU slice) if there are several, else one
-            for each process. A larger number splits these groups, a smaller one merges neighbours: 8 devices of one
-            process can stand for 2 hosts of 4.
+        hosts: number of rows. Default: of GPUs one for each machine or NVLink domain, however many processes it has; of
+            several TPU slices one for each; of a slice of several processes one for each line of its torus along the
+            last dim; else one for each process. A larger number splits these groups, a smaller one merges neighbours:
+            8 devices of one process can stand for 2 hosts of 4.
         devices: default all of `jax.devices()`.
 
     Raises:
@@ -30,16 +31,25 @@ def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = N
     >>> dict(make_mesh(hosts=2, devices=jax.devices()[:8]).shape)
     {'host': 2, 'device': 4}
     """
-    devices = sorted(jax.devices() if devices is None else devices, key=_place)
+    devices = list(jax.devices() if devices is None else devices)
     slices, processes = {_slice(d) for d in devices}, {d.process_index for d in devices}
-    groups = len(slices) if len(slices) > 1 else len(processes)
+    platform, several = devices[0].platform, len(slices) > 1
+    # XLA for TPUs sums along lines of the torus and over the whole slice, and refuses most other groups, such as the
+    # chips at one place of each process, which are 2 x 2 blocks.
+    lines = platform == "tpu" and not several and len(processes) > 1
+    devices.sort(key=_place)
+    if lines:
+        devices, groups = _by_line(devices)
+    else:
+        # JAX gives all GPUs of a machine, or of an NVLink domain, one slice number; those of a single machine too.
+        groups = len(slices) if several or platform == "gpu" else len(processes)
     hosts = groups if hosts is None else hosts
     if hosts < 1 or len(devices) % hosts:
         raise ValueError(f"{len(devices)} devices do not divide into {hosts} hosts of equal size")
     shape = (hosts, len(devices) // hosts)
     grid = np.array(devices).reshape(shape)
-    if devices[0].platform == "tpu" and hosts == groups:
-        # On a torus, neighbours by number are not neighbours by wire.
+    if platform == "tpu" and not lines and hosts == groups:
+        # Neighbours by number are not neighbours by wire.
         grid = _by_wire(shape, devices)
     # Not jax.make_mesh: it makes Explicit axes, and refuses several NVLink domains.
     return Mesh(grid, AXES)
@@ -48,8 +58,19 @@ def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = N
 def _by_wire(shape: tuple[int, int], devices: Sequence[jax.Device]) -> np.ndarray:
     if shape[0] == 1:
         return mesh_utils.create_device_mesh(shape, devices)
-    by_slice = len({_slice(device) for device in devices}) > 1
-    return mesh_utils.create_hybrid_device_mesh((1, shape[1]), (shape[0], 1), devices, process_is_granule=not by_slice)
+    return mesh_utils.create_hybrid_device_mesh((1, shape[1]), (shape[0], 1), devices)
+
+
+def _by_line(devices: Sequence[jax.Device]) -> tuple[list[jax.Device], int]:
+    """TPUs line by line along the last dim of their torus that has more than one chip, and how many lines there are."""
+    places = [tuple(device.coords) for device in devices]
+    dim = max(dim for dim in range(len(places[0])) if len({place[dim] for place in places}) > 1)
+
+    def line(device: jax.Device) -> tuple[int, ...]:
+        return tuple(device.coords[:dim]) + tuple(device.coords[dim + 1 :])
+
+    ordered = sorted(devices, key=lambda device: (line(device), device.coords[dim], device.core_on_chip))
+    return ordered, len({line(device) for device in devices})
 
 
 def _slice(device: jax.Device) -> int:
@@ -64,6 +85,11 @@ def _place(device: jax.Device) -> tuple[int, int, int]:
 def mesh_size(mesh: Mesh) -> int:
     """Number of devices."""
     return math.prod(mesh.shape.values())
+
+
+def is_described(mesh: Mesh) -> bool:
+    """Whether its devices are descriptions: programs are compiled for them, and never run."""
+    return mesh.devices.flat[0].client.runtime_type == "compile_only_runtime"
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

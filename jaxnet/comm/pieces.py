@@ -24,8 +24,8 @@ from jaxnet.comm.buckets import BucketPlan, pack, unpack
 from jaxnet.comm.cut import PieceProgram, cut
 from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, replicated, split_by_example
 from jaxnet.comm.order import in_place, reordered
+from jaxnet.comm.platforms import compiler_options
 from jaxnet.comm.reducer import AxisSizes, PyTree, Reducer
-from jaxnet.comm.verify import compiler_options
 
 # ---- Messages ----
 

@@ -24,6 +24,7 @@ from jaxnet.comm.guards import require_summable, require_varying
 from jaxnet.comm.halves import Halves, HalvesPlan, xla_halves
 from jaxnet.comm.order import in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size, stateless
+from jaxnet.comm.traffic import buckets_in_flight, tile_elements
 
 # ---- The contract ----
 
@@ -115,7 +116,7 @@ def sharded(*stages: Stage, bucket_bytes: int | None, split: bool = True) -> Sha
     def layout(leaves: _Leaves, devices: int) -> BucketPlan:
         """Buckets of shards: a message is `devices` times as long."""
         cap = None if bucket_bytes is None else max(1, bucket_bytes // devices)
-        return plan_buckets(shard_shapes(leaves, devices), cap, split=split)
+        return plan_buckets(shard_shapes(leaves, devices), cap, split=split, multiple=tile_elements())
 
     def scatter_fn(values: PyTree) -> PyTree:
         # 1. Refuse leaves that are already summed, each by its name.
@@ -128,10 +129,13 @@ def sharded(*stages: Stage, bucket_bytes: int | None, split: bool = True) -> Sha
         devices = axes_size(axes, BOUND_AXES)
         buckets, rows = layout(leaves, devices), [rows_of(leaf, devices) for leaf in leaves]
         # 3. Reduce-scatter each bucket [devices, shards side by side], stage by stage.
-        shards = []
+        shards: list[jax.Array] = []
+        most = buckets_in_flight() if len(in_turn) > 1 else None
         for index, bucket in enumerate(buckets.buckets):
             with jax.named_scope(f"scatter_{index}"):
                 message = _pack_rows(bucket, rows)
+                if most is not None and index >= most:
+                    message, _ = lax.optimization_barrier((message, shards[index - most]))
                 for halves in in_turn:
                     message = halves.scatter(message)
                 shards.append(message)
@@ -203,7 +207,10 @@ def _stage_plans(stages: Sequence[Halves], message: jax.ShapeDtypeStruct, axis_s
 
 def _pack_rows(bucket: Bucket, rows: Sequence[jax.Array]) -> jax.Array:
     """Leaves [devices, shard] to a message in which the shards of a device stand together."""
-    return _beside([rows[piece.leaf][:, piece.start : piece.start + piece.size] for piece in bucket.pieces]).reshape(-1)
+    columns = [rows[piece.leaf][:, piece.start : piece.start + piece.size] for piece in bucket.pieces]
+    if bucket.padded > bucket.size:
+        columns.append(jnp.zeros((len(columns[0]), bucket.padded - bucket.size), bucket.dtype))
+    return _beside(columns).reshape(-1)
 
 
 def _unpack_rows(plan: BucketPlan, messages: dict[int, jax.Array], leaves: _Leaves) -> list[jax.Array]:

@@ -4,67 +4,19 @@ A compiler may merge, split, widen or move them; option names change between ver
 longer exists is usually ignored in silence. So `verify` compares the plan with the optimized program itself.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from jaxnet.comm.hlo import FoundCollective, Groups, Pairs, collectives_in, groups_over, pairs_over
+import jax.numpy as jnp
+
+from jaxnet.comm.found import FoundCollective, collectives_in
+from jaxnet.comm.groups import Groups, Pairs, groups_over, pairs_over
 from jaxnet.comm.reducer import Collective
 
-# ---- Compiler options ----
-
-
-_CPU_PASSES = (
-    # Merges every all-reduce of a step into one after the last backward operation. This gains nothing: the runtime
-    # sends the merged operands one by one. (The name "all-reduce-combiner" would be ignored in silence.)
-    "cpu-all-reduce-combiner",
-    # Deletes optimization barriers before scheduling, and with them the schedule "after" (jaxlib 0.10).
-    "cse_barrier_expander",
-)
-
-
-def compiler_options(platform: str) -> dict[str, str | int | bool]:
-    """Options for `jax.jit(..., compiler_options=...)` under which explicit buckets stay buckets.
-
-    Args:
-        platform: 'cpu', 'gpu' or 'tpu', as `jax.default_backend()` names it.
-
-    The CPU's are measured on jaxlib 0.10.2 and 0.12.0. The GPU's are read from XLA's source and have not been
-    run: a combine threshold other than the default sentinel (30 MiB + 7) turns its heuristics off, and the
-    latency-hiding scheduler, off by default, is what overlaps collectives with computation.
-    """
-    if platform == "cpu":
-        return {"xla_disable_hlo_passes": ",".join(_CPU_PASSES)}
-    if platform in ("gpu", "cuda", "rocm"):
-        kinds = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
-        thresholds: dict[str, str | int | bool] = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 for kind in kinds}
-        return {**thresholds, "xla_gpu_enable_latency_hiding_scheduler": True}
-    return {}
-
-
-def as_sent(collectives: Iterable[Collective], platform: str) -> tuple[Collective, ...]:
-    """The collectives of a plan as the compiler of `platform` sends them: XLA:CPU sends bfloat16 as float32.
-
-    It does so in every kind of collective, because its float normalization knows no bfloat16. MPI's calls carry the
-    16 bits themselves.
-
-    >>> [sent] = as_sent([Collective("all-gather", ("host",), 2, 1000, "bfloat16")], "cpu")
-    >>> sent.dtype, sent.wire_bytes
-    ('float32', 2000)
-    """
-    widened = platform == "cpu"
-    return tuple(
-        replace(collective, dtype="float32")
-        if widened and collective.dtype == "bfloat16" and collective.transport == "xla"
-        else collective
-        for collective in collectives
-    )
-
-
-# ---- The comparison ----
-
-
-_Key = tuple[str, str, Groups | Pairs, str, int]
+_Key = tuple[str, str, Groups | Pairs]  # transport, kind, members
+_TILE = 1024  # elements; a TPU fills a message with zeros to a multiple of it
 
 
 @dataclass(frozen=True)
@@ -77,12 +29,15 @@ class Check:
         found: all collectives of the program, in schedule order.
         extra: those of `found` that were not planned: BatchNorm's statistics if they are global, or one merged
             collective instead of several planned ones.
+        recoded: planned, and in the program in other words: two 16-bit numbers in a word of 32, a smaller type,
+            filled with zeros to a tile, or an all-reduce over TPU slices as XLA's own stages.
     """
 
     planned: tuple[Collective, ...]
     missing: tuple[Collective, ...]
     found: tuple[FoundCollective, ...]
     extra: tuple[FoundCollective, ...]
+    recoded: tuple[tuple[Collective, FoundCollective], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -92,12 +47,21 @@ class Check:
     def explain(self) -> str:
         """One line: what is missing, and what the program has instead."""
         if self.ok:
-            return f"all {len(self.planned)} planned collectives are in the compiled program"
+            return f"all {len(self.planned)} planned collectives are in the compiled program{self._in_other_words()}"
         got = ", ".join(_describe(found) for found in self.extra) or "nothing else"
         return (
             f"the compiled program lacks {len(self.missing)} of {len(self.planned)} planned collectives (first: "
             f"{self.missing[0].kind} of {self.missing[0].elements} {self.missing[0].dtype} over "
             f"{'+'.join(self.missing[0].axes)}); not planned but there: {got}"
+        )
+
+    def _in_other_words(self) -> str:
+        if not self.recoded:
+            return ""
+        planned, found = self.recoded[0]
+        return (
+            f", {len(self.recoded)} of them in other words (first: {planned.kind} of {planned.elements} "
+            f"{planned.dtype} as {_describe(found)})"
         )
 
 
@@ -118,38 +82,101 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
     """
     planned = tuple(planned)
     found = tuple(collectives_in(hlo))
-    everyone = groups_over(tuple(axis_sizes), axis_sizes)
-    want = Counter(_planned_key(collective, axis_sizes) for collective in planned)
-    extra = []
-    for item in found:
-        key = _found_key(item, everyone)
-        if key is not None and want[key] > 0:
-            want[key] -= 1
-        else:
-            extra.append(item)
-    missing = []
+    slice_size = max((each.partitions for each in found), default=1)
+    slice_size = slice_size if slice_size < math.prod(axis_sizes.values()) else 1
+    left = defaultdict[_Key, list[FoundCollective]](list)
+    for each in found:
+        if len(each.arrays) == 1:
+            left[_found_key(each, axis_sizes)].append(each)
+    missing, recoded = [], []
+    # 1. Of the same kind, members and message.
+    unmatched = []
     for collective in planned:
-        key = _planned_key(collective, axis_sizes)
-        if want[key] > 0:
-            want[key] -= 1
+        same = left[_planned_key(collective, axis_sizes, slice_size)]
+        message = (collective.dtype, collective.elements)
+        exact = next((each for each in same if each.arrays == (message,)), None)
+        if exact is None:
+            unmatched.append(collective)
+        else:
+            same.remove(exact)
+    # 2. Of what is left, the same message in other words.
+    for collective in unmatched:
+        same = left[_planned_key(collective, axis_sizes, slice_size)]
+        others = next(([each] for each in same if _in_other_words(collective, each)), [])
+        others = others or (_own_stages(collective, left, axis_sizes, slice_size) if slice_size > 1 else [])
+        if not others:
             missing.append(collective)
-    return Check(planned, tuple(missing), found, tuple(extra))
+            continue
+        recoded.append((collective, others[0]))
+        for each in others:
+            left[_found_key(each, axis_sizes)].remove(each)
+    rest = {id(each) for same in left.values() for each in same}
+    extra = tuple(each for each in found if len(each.arrays) != 1 or id(each) in rest)
+    return Check(planned, tuple(missing), found, extra, tuple(recoded))
 
 
-def _planned_key(collective: Collective, axis_sizes: Mapping[str, int]) -> _Key:
+def _in_other_words(collective: Collective, found: FoundCollective) -> bool:
+    """Whether a message of the same kind and members is the planned one: packed, narrower, or filled up to a tile."""
+    [(dtype, elements)] = found.arrays
+    size = jnp.dtype(dtype).itemsize
+    if found.transport == "dcn" and found.kind == "all-gather":
+        elements *= collective.size  # the text has what one device sends
+    filled = elements * size - collective.bytes
+    may_fill = found.transport == "dcn" or (dtype.startswith("uint") and dtype != collective.dtype)
+    packed = 0 <= filled < (_TILE * size if may_fill else 1)
+    narrower = elements == collective.elements and size < jnp.dtype(collective.dtype).itemsize
+    return packed or narrower
+
+
+def _own_stages(
+    collective: Collective,
+    left: Mapping[_Key, Sequence[FoundCollective]],
+    axis_sizes: Mapping[str, int],
+    slice_size: int,
+) -> list[FoundCollective]:
+    """An all-reduce over all devices of several slices, as XLA cuts it: in the slices, between them, and back.
+
+    What travels between the slices comes first. Empty if it is not there.
+    """
+    if collective.kind != "all-reduce" or collective.size != math.prod(axis_sizes.values()):
+        return []
+
+    def filled(kind: str, elements: int, transport: str = "xla") -> list[FoundCollective]:
+        """At most one of so many elements, or more to fill a tile on each device."""
+        for (by, name, _), each in left.items():
+            for one in each if (by, name) == (transport, kind) else ():
+                [(dtype, there)] = one.arrays
+                if dtype == collective.dtype and 0 <= there - elements < _TILE * slice_size:
+                    return [one]
+        return []
+
+    for scattered in (slice_size, 1):  # small sums stay whole
+        shard = -(-collective.elements // scattered)
+        across = filled("all-reduce", shard, "dcn")
+        inside = filled("reduce-scatter", collective.elements) or filled("all-reduce", collective.elements)
+        if across and inside:
+            return [*across, *inside, *(filled("all-gather", collective.elements) if scattered > 1 else [])]
+    return []
+
+
+def _planned_key(collective: Collective, axis_sizes: Mapping[str, int], slice_size: int) -> _Key:
     if collective.transport == "mpi":
         # The program of one rank names only its own partners.
-        return "mpi", collective.kind, frozenset(), collective.dtype, collective.elements
-    members: Groups | Pairs = groups_over(collective.axes, axis_sizes, collective.groups)
-    if collective.kind == "collective-permute":
-        members = pairs_over(collective.axes, axis_sizes, collective.pairs)
-    return "xla", collective.kind, members, collective.dtype, collective.elements
+        return "mpi", collective.kind, frozenset()
+    is_permute = collective.kind == "collective-permute"
+    pairs = pairs_over(collective.axes, axis_sizes, collective.pairs) if is_permute else frozenset()
+    groups = frozenset() if is_permute else groups_over(collective.axes, axis_sizes, collective.groups)
+    # A program for several TPU slices numbers the devices of one; what goes between slices names no groups.
+    members = [tuple(each) for each in (*pairs, *groups)]
+    if slice_size > 1:
+        if all(len({place // slice_size for place in each}) == len(each) for each in members):
+            return "dcn", collective.kind, frozenset()
+        if all(len({place // slice_size for place in each}) == 1 for each in members):
+            pairs = frozenset((a % slice_size, b % slice_size) for a, b in pairs)
+            groups = frozenset(frozenset(place % slice_size for place in group) for group in groups)
+    return "xla", collective.kind, pairs or groups
 
 
-def _found_key(found: FoundCollective, everyone: Groups) -> _Key | None:
-    if len(found.arrays) != 1:
-        return None
-    [(dtype, elements)] = found.arrays
-    if found.transport == "mpi":
-        return "mpi", found.kind, frozenset(), dtype, elements
-    return "xla", found.kind, found.pairs or found.groups or everyone, dtype, elements
+def _found_key(found: FoundCollective, axis_sizes: Mapping[str, int]) -> _Key:
+    everyone = frozenset() if found.transport != "xla" else groups_over(tuple(axis_sizes), axis_sizes)
+    return found.transport, found.kind, found.pairs or found.groups or everyone

@@ -10,7 +10,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import HOST, STRATEGIES, AllReduce, Strategy, mesh_size, named_strategy, takes_all_reduce
+from jaxnet.comm import HOST, STRATEGIES, AllReduce, Strategy, is_described, mesh_size, named_strategy, takes_all_reduce
 from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
 from jaxnet.config.run import Config
 from jaxnet.data import Source
@@ -171,8 +171,8 @@ def check_validation(config: Config) -> None:
 _MOST_STEPS = 2**31  # the step is an int32
 
 
-def check_config(config: Config) -> tuple[Strategy, Mode]:
-    """Refuse what cannot run on any mesh, with any data; the strategy and the mode of the step that are asked for."""
+def check_config(config: Config) -> None:
+    """Refuse what cannot run on any mesh, with any data."""
     check_parts(config)
     check_types(config)
     check_limits(config)
@@ -186,7 +186,6 @@ def check_config(config: Config) -> tuple[Strategy, Mode]:
     strategy, mode = strategy_of(config)
     check_ensemble(config, strategy, mode)
     check_hybrid(config, strategy, mode)
-    return strategy, mode
 
 
 def check_parts(config: Config) -> None:
@@ -226,14 +225,15 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
-def strategy_of(config: Config, all_reduce: AllReduce | None = None) -> tuple[Strategy, Mode]:
+def strategy_of(config: Config, all_reduce: AllReduce | None = None, platform: str = "cpu") -> tuple[Strategy, Mode]:
     """The strategy and the mode of the step that a config asks for; InputError if they do not go together.
 
     Args:
         config: of the run.
         all_reduce: makes the sums across hosts of a named strategy, such as `mpi_all_reduce`; None: XLA's.
+        platform: that of the devices, by which the buckets of a named strategy are sized.
     """
-    strategy = _strategy(config, all_reduce)
+    strategy = _strategy(config, all_reduce, platform)
     ours: Mode = "jit" if strategy.kind == "xla" else "shard_map"
     mode: Mode = ours if config.mode == "auto" else config.mode
     asked = f"strategy={strategy.label}"
@@ -259,7 +259,7 @@ def strategy_of(config: Config, all_reduce: AllReduce | None = None) -> tuple[St
     return strategy, mode
 
 
-def _strategy(config: Config, all_reduce: AllReduce | None) -> Strategy:
+def _strategy(config: Config, all_reduce: AllReduce | None, platform: str) -> Strategy:
     """The config's strategy: the value that it holds, or the one that it names."""
     if isinstance(config.strategy, Strategy):
         if config.bucket_bytes is not None:
@@ -274,7 +274,7 @@ def _strategy(config: Config, all_reduce: AllReduce | None) -> Strategy:
             )
         return config.strategy
     try:
-        strategy = named_strategy(config.strategy, config.bucket_bytes, all_reduce)
+        strategy = named_strategy(config.strategy, config.bucket_bytes, all_reduce, platform)
     except ValueError as error:
         raise InputError(str(error)) from error
     if config.transport == "mpi":
@@ -404,6 +404,8 @@ def memory_of(mesh: Mesh) -> int | None:
     devices = list(mesh.local_devices)
     if not devices or devices[0].platform == "cpu":
         return memory_bytes()
+    if is_described(mesh):
+        return None
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
     return None if None in limits else sum(limit for limit in limits if limit is not None)
 

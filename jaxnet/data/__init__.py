@@ -58,6 +58,7 @@ from jaxnet.data.source import (
     example_shapes,
     has_classes,
     inputs_of,
+    open_for_plan,
     open_split,
 )
 from jaxnet.data.text import PythonTopics, Text, TextSource
@@ -95,6 +96,7 @@ __all__ = [
     "has_classes",
     "hold_out",
     "inputs_of",
+    "open_for_plan",
     "open_split",
     "permutation",
     "placed",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxnet.data.source import Source, require_split
+from jaxnet.data.source import Blank, Source, require_split
 from jaxnet.data.tfds import TFDS, data_directory, find_builder, is_prepared
 from jaxnet.errors import InputError
 
@@ -88,6 +88,10 @@ class FashionMNIST:
         if not is_prepared(find_builder(_NAME, root)):
             prepare(root, self._files())
         return TFDS(_NAME, data_dir=str(root)).load(split)
+
+    def blank(self) -> Blank:
+        """The shapes of the training examples, which need no data; see `open_for_plan`."""
+        return Blank(60_000, (28, 28, 1), 10)
 
     def _files(self) -> Path:
         directory = Path(self.idx_dir).expanduser() if self.idx_dir else _DEBIAN

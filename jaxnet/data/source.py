@@ -85,6 +85,45 @@ def open_split(dataset: Dataset, split: str) -> Source:
     return source
 
 
+def open_for_plan(dataset: Dataset) -> tuple[Source, str]:
+    """The training split, and ''; of a data set that is not on this machine one of its shapes, and why.
+
+    A data set may have a method `blank()`, which gives a `Source` of the shapes of its training examples that needs no
+    data. A plan reads no example.
+
+    Raises:
+        InputError: as `open_split`, for a data set without `blank`.
+    """
+    try:
+        return open_split(dataset, "train"), ""
+    except InputError as error:
+        if not hasattr(dataset, "blank"):
+            raise
+        return dataset.blank(), str(error)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A source of black images of the first class: shapes, for plans.
+
+    Attributes:
+        num_examples: how many it says it has.
+        image_shape: (height, width, channels).
+        num_classes: of its labels.
+    """
+
+    num_examples: int
+    image_shape: tuple[int, int, int]
+    num_classes: int
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Zeros."""
+        return {
+            "image": np.zeros((len(indices), *self.image_shape), np.uint8),
+            "label": np.zeros(len(indices), np.int32),
+        }
+
+
 _MOST_EXAMPLES = 2**31 - 1  # rows are int32
 _MOST_THREADS = 1024
 _MOST_CLASSES = 10**9

@@ -22,7 +22,7 @@ from PIL import Image
 
 from jaxnet.data.arrays import Arrays, ItemRows
 from jaxnet.data.png import require_all_rows
-from jaxnet.data.source import PILLOW_MODES, ArraySource, Source, require_labels, to_mode
+from jaxnet.data.source import PILLOW_MODES, ArraySource, Blank, Source, require_labels, to_mode
 from jaxnet.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ class TFDS:
         size = source.num_examples * int(np.prod(source.image_shape))
         source.rows(np.arange(1))  # find missing or truncated files now, not in the middle of training
         return read_into_memory(source) if size <= self.in_memory_bytes else source
+
+    def blank(self) -> Blank:
+        """The shapes of the training examples, which TFDS knows without the data; see `open_for_plan`."""
+        return blank_of(self.name, self.data_dir, self.image_key, self.label_key)
 
     def _open(self, builder: tfds.core.DatasetBuilder, split: str) -> RecordSource:
         import tensorflow_datasets as tfds
@@ -184,6 +188,35 @@ def require_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
             f"access. Prepare it as array_record elsewhere, and set data_dir to that directory: "
             f"{_command(name, 'NEW_DIRECTORY')}"
         )
+
+
+_TRAINING_EXAMPLES = {
+    "imagenet2012": 1_281_167, "cifar10": 50_000, "cifar100": 50_000, "mnist": 60_000, "fashion_mnist": 60_000
+}  # fmt: skip
+
+
+def blank_of(name: str, data_dir: str | None, image_key: str, label_key: str, size: int | None = None) -> Blank:
+    """The shapes of a data set's training examples, without the data.
+
+    Args:
+        name: of the data set.
+        data_dir: as of `TFDS`.
+        image_key: the feature that is the image.
+        label_key: the feature that is the label.
+        size: side of the images as they are trained on; None: their own.
+
+    Raises:
+        InputError: images have no shape of their own, or nobody knows how many there are.
+    """
+    builder = find_builder(name, data_directory(data_dir))
+    count, features = _TRAINING_EXAMPLES.get(builder.name), dict(builder.info.features.items())
+    shape = tuple(getattr(features.get(image_key), "shape", ()))
+    if size is not None:
+        shape = (size, size, *shape[2:])
+    if count is None or len(shape) != 3 or None in shape:
+        require_prepared(name, builder)
+        raise InputError(f"the shapes of {name} are not known without its data")
+    return Blank(count, shape, features[label_key].num_classes)
 
 
 def _how(name: str, root: str) -> str:

@@ -121,7 +121,8 @@ def count_flops(function: Callable[..., Any], *arguments: Any) -> int:
         arguments: arrays or `jax.ShapeDtypeStruct`s.
 
     Raises:
-        ValueError: a convolution or matrix product is in a `while` or `cond`, which runs an unknown number of times.
+        ValueError: a convolution or matrix product is in a `while`, which runs an unknown number of times, or in a
+            `cond` whose branches differ.
 
     >>> import jax.numpy as jnp
     >>> count_flops(jnp.dot, jax.ShapeDtypeStruct((5, 3), "float32"), jax.ShapeDtypeStruct((3, 7), "float32"))
@@ -143,7 +144,10 @@ def _flops(equation: JaxprEqn) -> int:
         (contracted, _), _ = params["dimension_numbers"]
         left = _shape(equation.invars[0])
         return 2 * _results(equation) * math.prod(left[dim] for dim in contracted)
-    inside = sum(map(_jaxpr_flops, _inner(params)))
+    counts = list(map(_jaxpr_flops, _inner(params)))
+    if name == "cond" and len(set(counts)) == 1:
+        return counts[0]  # such as the same convolution in the form that each platform takes
+    inside = sum(counts)
     if inside and name in ("while", "cond"):
         raise ValueError(f"cannot count the operations in a {name!r}: how often it runs is not known")
     return inside * params["length"] if name == "scan" else inside

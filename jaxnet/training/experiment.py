@@ -103,12 +103,12 @@ class Experiment:
         """What a step sends, to be printed: buckets, and bytes over each axis."""
         params = self.layout.whole_shapes.params
         members = self.config.ensemble.members if self.config.ensemble.on else 1
-        return RunPlan(self.form, self.sends, params, members, self.layers, self._program)
+        return RunPlan(self.form, self.sends, params, members, self.layers, self.compiled)
 
-    def _program(self) -> str:
-        """The text of the compiled step."""
-        compiled = self.step.lower(self.layout.shapes, self.batch_shapes).compile()
-        return compiled.as_text() or ""
+    def compiled(self) -> jax.stages.Compiled:
+        """The step, compiled for the mesh."""
+        compiled: jax.stages.Compiled = self.step.lower(self.layout.shapes, self.batch_shapes).compile()
+        return compiled
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxnet.comm import HOST, Bucket, Check, KiB, MiB, as_sent, stacked_filled, verify, wire_bytes_per_axis
+from jaxnet.comm import HOST, Bucket, Check, GiB, KiB, MiB, as_sent, stacked_filled, verify, wire_bytes_per_axis
 from jaxnet.cost.bounds import BY_XLA
 from jaxnet.parallel import Form, ShardedDense, StepPlan
 
@@ -28,7 +28,7 @@ class RunPlan:
         params: shapes of the whole parameters; of an ensemble they lead with [members].
         members: networks that are trained at once.
         layers: dense layers whose kernels are cut over the devices of a host.
-        program: compiles the step, and gives its text.
+        compiled: compiles the step.
         check: the plan beside the compiled program; None: it was not compiled.
     """
 
@@ -37,7 +37,7 @@ class RunPlan:
     params: PyTree
     members: int
     layers: tuple[ShardedDense, ...]
-    program: Callable[[], str] = field(repr=False)
+    compiled: Callable[[], jax.stages.Compiled] = field(repr=False)
     check: Check | None = None
 
     @property
@@ -71,7 +71,11 @@ class RunPlan:
 
     def verified(self) -> "RunPlan":
         """The same beside the compiled program: compiles the step."""
-        return replace(self, check=verify(self.program(), self.sends.collectives, self.form.mesh.shape))
+        return self.beside(self.compiled().as_text() or "")
+
+    def beside(self, hlo: str) -> "RunPlan":
+        """The same beside this text of the compiled program."""
+        return replace(self, check=verify(hlo, self.sends.collectives, self.form.mesh.shape))
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain JSON values; with a check, also the collectives found in the compiled program."""
@@ -94,6 +98,7 @@ class RunPlan:
         }
         if self.check is not None:
             report["verified"] = self.check.ok
+            report["missing"] = [_collective(c.kind, c.axes, c.dtype, c.elements) for c in self.check.missing]
             report["found"] = [
                 {"kind": f.kind, "arrays": [list(a) for a in f.arrays], "compute_before": f.compute_before}
                 for f in self.check.found
@@ -184,6 +189,7 @@ def size_text(count: int) -> str:
     >>> size_text(3 * 1024 * 1024)
     '3.0 MiB'
     """
-    if count >= MiB:
-        return f"{count / MiB:.1f} MiB"
+    for size, unit in ((GiB, "GiB"), (MiB, "MiB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
     return f"{count / KiB:.1f} KiB" if count >= KiB else f"{count} bytes"

@@ -76,15 +76,17 @@ def prepare(
     Raises:
         InputError: the config cannot run; the message names the key to change.
     """
-    # ---- Strategy: resolved once, and passed on ------------------------------------------------------------
-    strategy, mode = check_config(config)
+    # ---- What cannot run anywhere --------------------------------------------------------------------------
+    check_config(config)
 
-    # ---- Processes and mesh --------------------------------------------------------------------------------
+    # ---- Processes and mesh; the strategy, resolved once and passed on -------------------------------------
     processes = join(config, mesh)
     mesh, ranks = processes.mesh, 1
+    across = None
     if config.transport == "mpi":
         ranks, all_reduce = _ranks(mesh), mpi_all_reduce
-        strategy, mode = strategy_of(config, mpi_all_reduce)
+        across = mpi_all_reduce
+    strategy, mode = strategy_of(config, across, mesh.devices.flat[0].platform)
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
     if source is not None:

@@ -197,7 +197,10 @@ JAXNET = {
     "unknown command": (("plam",), "jaxnet has no command 'plam'; did you mean 'plan'?"),
     "plan without a config": (("plan",), "required: --config (see jaxnet plan --help)"),
     "plan with an unknown option": (("plan", "--config", DIGITS, "--jsn"), "arguments: --jsn; did you mean --json?"),
-    "an option of another command": (("plan", "--config", DIGITS, "--rounds"), "--rounds (see jaxnet plan --help)"),
+    "an option of another command": (
+        ("plan", "--config", DIGITS, "--steps-of"),
+        "--steps-of (see jaxnet plan --help)",
+    ),
     "mesh of words": (("plan", "--config", DIGITS, "--mesh", "2by4"), "--mesh 2by4: wanted HOSTSxDEVICES, such as 2x4"),
     "mesh of three sizes": (("plan", "--config", DIGITS, "--mesh", "2x2x2"), "--mesh 2x2x2: wanted HOSTSxDEVICES"),
     "mesh of a superscript": (("plan", "--config", DIGITS, "--mesh", "\u00b2x4"), "wanted HOSTSxDEVICES"),

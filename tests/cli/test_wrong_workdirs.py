@@ -99,7 +99,7 @@ PLACES = {
     "below a link to nowhere": (lambda place: place.symlink_to("/nowhere/x"), "", "cannot be made: File exists"),
     "below a loop of links": (lambda place: place.symlink_to("place"), "", "cannot be made: File exists"),
     "a name that is no UTF-8": (lambda place: place.mkdir(), "/\udcff", "is no name in UTF-8; give another with"),
-    "a name too long": (lambda place: place.mkdir(), f"/{'x' * 300}", "cannot be made: File name too long; give another"),
+    "a name too long": (lambda place: place.mkdir(), "/" + 300 * "x", "cannot be made: File name too long; give"),
     "a cache that links to itself": (
         lambda place: (place.mkdir(), (place / "compile_cache").symlink_to("compile_cache")),
         "",

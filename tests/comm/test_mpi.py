@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxnet import comm
-from jaxnet.comm import hlo, mpi_all_reduce
+from jaxnet.comm import collectives_in, mpi_all_reduce
 from jaxnet.comm import mpi as ranks
 from jaxnet.comm.mpi import ALGORITHMS, choose_algorithm, planned
 from support.programs import clean_environment
@@ -79,7 +79,7 @@ def computation(name, *lines):
 def in_program(*entry, of=()):
     """The MPI calls that count in a program of these computations, and those of all devices; by name."""
     text = "\n".join([*of, *computation("ENTRY %main", *entry)])
-    counted, all_ = hlo.collectives_in(text), hlo.collectives_in(text, every_device=True)
+    counted, all_ = collectives_in(text), collectives_in(text, every_device=True)
     assert {item.transport for item in all_} == {"mpi"}
     assert {item.arrays for item in all_} == {(("float32", 8),)}
     return [item.name for item in counted], [item.name for item in all_]
@@ -94,7 +94,7 @@ SWITCHED = SWITCH.format(name="switch", one="one", two="two")
 
 def test_calls_in_branches_of_a_switch_over_devices_count_once():
     found = in_program(CALL.format(name="c", target="allreduce"), SWITCHED, of=[*ONE, *TWO])
-    assert found == (["a", "c"], ["a", "b", "c"])
+    assert found == (["c", "a"], ["c", "a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_switch_over_devices_in_a_condition_in_a_loop_counts_once():
 def test_of_several_programs_each_has_names_of_its_own():
     switch = "\n".join(["HloModule p", *ONE, *TWO, *computation("ENTRY %main", SWITCHED)])
     plain = "\n".join(["HloModule q", *computation("ENTRY %main", CALL.format(name="b", target="sendrecv"))])
-    assert [item.name for item in hlo.collectives_in(f"{switch}\n{plain}")] == ["a", "b"]
+    assert [item.name for item in collectives_in(f"{switch}\n{plain}")] == ["a", "b"]
 
 
 def test_a_sum_by_xla_does_not_stand_for_one_by_mpi():

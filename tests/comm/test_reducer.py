@@ -158,25 +158,47 @@ def test_the_mesh_puts_neighbours_in_a_row():
 class FakeDevice:
     """A device of a cluster that is not here."""
 
-    platform = "gpu"
-
-    def __init__(self, index, process, slice_index):
-        self.id, self.process_index, self.slice_index = index, process, slice_index
+    def __init__(self, platform, index, process, slice_index):
+        self.platform, self.id, self.process_index, self.slice_index = platform, index, process, slice_index
 
 
 @pytest.mark.parametrize(
-    ("slices", "processes", "hosts"),
+    ("platform", "slices", "processes", "hosts"),
     [
-        ([0] * 8, [0] * 4 + [1] * 4, 2),  # two processes
-        ([0] * 4 + [1] * 4, range(8), 2),  # two NVLink domains, a process a GPU
-        ([0] * 8, [0] * 8, 1),
+        ("cpu", [None] * 8, [0] * 4 + [1] * 4, 2),  # two processes
+        ("gpu", [0] * 4 + [1] * 4, [0] * 4 + [1] * 4, 2),  # two machines, a process each
+        ("gpu", [0] * 4 + [1] * 4, range(8), 2),  # two machines, a process a GPU
+        ("gpu", [0] * 8, range(8), 1),  # one machine, a process a GPU
+        ("gpu", [0] * 8, [0] * 8, 1),
     ],
 )
-def test_hosts_are_what_the_fast_links_join(slices, processes, hosts):
-    devices = [FakeDevice(index, p, s) for index, (p, s) in enumerate(zip(processes, slices, strict=True))]
+def test_hosts_are_what_the_fast_links_join(platform, slices, processes, hosts):
+    devices = [FakeDevice(platform, *each) for each in zip(range(8), processes, slices, strict=True)]
     mesh = comm.make_mesh(devices=list(reversed(devices)))
     assert mesh.devices.shape == (hosts, 8 // hosts)
     assert [device.id for device in mesh.devices.flat] == list(range(8))
+
+
+class FakeTPU(FakeDevice):
+    """A chip of a slice, whose processes have blocks of 2 x 2."""
+
+    core_on_chip = 0
+
+    def __init__(self, index, *coords):
+        super().__init__("tpu", index, coords[0] // 2 * 8 + coords[1] // 2 * 2 + coords[-1], 0)
+        self.coords = coords
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 1), (8, 8, 1), (2, 4, 1), (2, 2, 4), (4, 1, 1)], ids=str)
+def test_a_row_of_tpus_is_a_line_of_their_torus(sizes):
+    devices = [FakeTPU(index, *coords) for index, coords in enumerate(np.ndindex(sizes))]
+    mesh = comm.make_mesh(devices=list(reversed(devices)))
+    length = [size for size in sizes if size > 1][-1]
+    assert mesh.devices.shape == (len(devices) // length, length)
+    for row in mesh.devices:
+        steps = np.diff([device.coords for device in row], axis=0)
+        assert (np.abs(steps).sum(1) == 1).all()
+    assert comm.make_mesh(2, devices).devices.shape == (2, len(devices) // 2)
 
 
 def test_without_the_cast_jax_has_already_summed_and_one_more_sum_would_multiply():

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet import comm
 from jaxnet.comm import KiB, all_reduce, bucketed, collectives_in, scattered
-from jaxnet.comm.hlo import groups_over, parse_groups
+from jaxnet.comm.groups import groups_over, parse_groups
 
 LAYERS, WIDTH = 4, 64
 LAYER_BYTES = WIDTH * WIDTH * 4

@@ -23,6 +23,7 @@ import jaxnet.cli.train
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.comm import STRATEGIES
 from jaxnet.config.file import load_config
+from jaxnet.cost.accelerators import Cluster
 from jaxnet.errors import InputError
 from support.markdown import as_a_reader, blocks, pages
 from support.programs import ROOT, clean_environment
@@ -85,6 +86,9 @@ def check(words):
             check_config(arguments)
         case ["jaxnet", command, *_] if command in LOOKED_AT or words[1:] == ["models"]:  # that lists for a minute
             check_options(words)
+        case ["jaxnet", "plan" | "strategies", *_] if "--on" in words:  # tests/accelerators has the compilers
+            check_options(words)
+            Cluster.named(words[words.index("--on") + 1])
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))
         case ["python", "-m", module, *_]:

@@ -67,7 +67,11 @@ def test_a_program():
     assert set(program.collectives) == {"psum.0", "psum.1", "psum.9"}
     assert program.enclosing == {"while.1"}
     assert program.devices == 2
-    assert [bucket_of(found) for found in program.collectives.values()] == [None, 0, 1]
+    assert {name: bucket_of(found) for name, found in program.collectives.items()} == {
+        "psum.9": None,
+        "psum.0": 0,
+        "psum.1": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from jaxnet.data.photos.decoding import DamagedImage, best_decoder, quiet_pillow
 from jaxnet.data.photos.source import DamageAccount, EncodedPhotos, EvaluationPhotos, PhotoRecords, TrainingPhotos
 from jaxnet.data.photos.views import EvaluationView, TrainingView
-from jaxnet.data.source import Source
-from jaxnet.data.tfds import data_directory, find_builder, open_examples, require_prepared
+from jaxnet.data.source import Blank, Source
+from jaxnet.data.tfds import blank_of, data_directory, find_builder, open_examples, require_prepared
 from jaxnet.errors import InputError, one_line
 from jaxnet.limits import Side, Threads, Whole
 
@@ -105,6 +105,10 @@ class Photos(PhotoDataset):
         builder = find_builder(self.name, data_directory(self.data_dir))
         require_prepared(self.name, builder)
         return self._records(builder, {"train": self.train_split, "test": self.test_split}.get(split, split))
+
+    def blank(self) -> Blank:
+        """The shapes of the training examples, which need no data; see `open_for_plan`."""
+        return blank_of(self.name, self.data_dir, self.image_key, self.label_key, self.size)
 
     def _records(self, builder: tfds.core.DatasetBuilder, split: str) -> PhotoRecords:
         import tensorflow_datasets as tfds

@@ -1,0 +1,177 @@
+"""What the compilers of GPUs and TPUs make of every strategy: the tables of docs/results_accelerators.md.
+
+    python -m benchmarks.matrix --out matrix.jsonl [--jobs 2] [--model NAME] [--on CLUSTER] [--strategy NAME]
+    python -m benchmarks.matrix --out matrix.jsonl --page docs/results_accelerators.md
+
+Each cell is one `jaxnet plan --on ... --json` in a process of its own, because a compiler may end its process. Cells
+that are in the file are not made again, so the same command goes on after an interruption; all take hours. Needs the
+compilers: make compilers.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxnet.comm import STRATEGIES
+from jaxnet.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+COMPILERS = ROOT / ".venv-compilers"
+CLUSTERS = ("h100:2x8", "v5e:4x4", "v5e:4x4/2", "v5p:2x2x4")
+_LIMIT_SECONDS = 1800
+_PAGE = """\
+# Results: what compilers for GPUs and TPUs make of every strategy
+
+Written by `python -m benchmarks.matrix`, on a machine without any of them. {versions}. Nothing was run: *planned* and
+*found* are collectives, *beside* the share of the bytes of gradients and parameters that travel while something else is
+computed, *exposed* and *step* milliseconds of a model at the rates of the data sheet
+([accelerators](design/accelerators.md) has its assumptions), *GiB* what a device needs.
+"""
+
+
+class Model(NamedTuple):
+    """A config, with a batch of so many examples a device."""
+
+    title: str
+    config: str
+    batch: int
+
+
+MODELS = {
+    "digits": Model("The CNN of configs/digits.py, 64 a device", "configs/digits.py", 64),
+    "resnet50": Model("ResNet-50 in bfloat16, 64 a device", "configs/imagenet_resnet50.py", 64),
+    "transformer": Model(
+        "The transformer of configs/text_transformer.py, 64 a device", "configs/text_transformer.py", 64
+    ),
+}
+
+
+class Cell(NamedTuple):
+    """A model under a strategy on a cluster."""
+
+    model: str
+    cluster: str
+    strategy: str
+
+
+def cells(models: Sequence[str], clusters: Sequence[str], strategies: Sequence[str]) -> Iterator[Cell]:
+    """All of them, the quick models first."""
+    for model in models:
+        for cluster in clusters:
+            for strategy in strategies:
+                yield Cell(model, cluster, strategy)
+
+
+def compiled(cell: Cell) -> dict[str, Any]:
+    """What `jaxnet plan` says of it, in short; or how it ended."""
+    from jaxnet.cost.accelerators import Cluster
+
+    model = MODELS[cell.model]
+    devices = Cluster.named(cell.cluster).devices
+    settings = [f"strategy={cell.strategy}", f"batch_size={model.batch * devices}"]
+    command = ["-m", "jaxnet", "plan", "--config", str(ROOT / model.config), "--on", cell.cluster, "--json", *settings]
+    path = os.pathsep.join([str(COMPILERS), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    begun = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECONDS,
+            env=os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+    except subprocess.TimeoutExpired:
+        return {**cell._asdict(), "error": f"no end after {_LIMIT_SECONDS} s"}
+    row: dict[str, Any] = {**cell._asdict(), "seconds": round(time.monotonic() - begun, 1)}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        how = f"killed by signal {-done.returncode}" if done.returncode < 0 else last.removeprefix("error: ")
+        return {**row, "error": how[:300]}
+    return {**row, **_short(json.loads(done.stdout))}
+
+
+def _short(plan: dict[str, Any]) -> dict[str, Any]:
+    found, memory, modelled = plan["found"], plan["memory"], plan["modelled"]
+    return {
+        "jax": plan["on"]["jax"],
+        "planned": len(plan["planned"]),
+        "missing": len(plan["missing"]),
+        "collectives": len(found),
+        "beside": sum(1 for each in found if each["operations_beside"]),
+        "hidden_share": plan["hidden_share"],
+        "exposed_seconds": modelled["exposed_seconds"],
+        "step_seconds": modelled["step_seconds"],
+        "memory_bytes": memory["arguments"] + memory["temporary"],
+        "fits": memory["fits"],
+    }
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """The tables, a section a model and cluster."""
+    versions = ", ".join(f"JAX {version}" for version in sorted({row["jax"] for row in rows if "jax" in row}))
+    parts = [_PAGE.format(versions=versions)]
+    for name, model in MODELS.items():
+        for cluster in CLUSTERS:
+            own = [row for row in rows if (row["model"], row["cluster"]) == (name, cluster)]
+            if own:
+                parts.append("\n".join([f"## {model.title}, on {cluster}", "", *_table(own)]) + "\n")
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| strategy | planned | found | collectives beside operations | beside | exposed | step | GiB |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    order = list(STRATEGIES)
+    for row in sorted(rows, key=lambda row: order.index(row["strategy"])):
+        if "error" in row:
+            yield f"| {row['strategy']} | {row['error']} | | | | | | |"
+            continue
+        found = row["planned"] - row["missing"]
+        planned = (row["planned"], found) if row["planned"] else ("—", "—")
+        yield (
+            f"| {row['strategy']} | {planned[0]} | {planned[1]} | {row['beside']} of {row['collectives']} "
+            f"| {row['hidden_share']:.0%} | {1e3 * row['exposed_seconds']:.2f} | {1e3 * row['step_seconds']:.2f} "
+            f"| {row['memory_bytes'] / 2**30:.2f}{'' if row['fits'] else ', does not fit'} |"
+        )
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the cells that are missing, or the page of those that are there."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a line of JSON for each cell")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="compilers at once; default 1")
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="may be repeated; default: all")
+    parser.add_argument(
+        "--on", action="append", metavar="CLUSTER", help="may be repeated; default: " + ", ".join(CLUSTERS)
+    )
+    parser.add_argument("--strategy", action="append", choices=list(STRATEGIES), help="may be repeated; default: all")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables of what is there, and end")
+    args = parser.parse_args(argv)
+    rows = _read(args.out)
+    if args.page:
+        if not rows:
+            raise InputError(f"{args.out} has no cells yet; make some first, without --page")
+        args.page.write_text(page(rows))
+        return 0
+    there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in rows}
+    wanted = cells(args.model or list(MODELS), args.on or CLUSTERS, args.strategy or list(STRATEGIES))
+    with ThreadPoolExecutor(args.jobs) as pool, args.out.open("a") as out:
+        for row in pool.map(compiled, [cell for cell in wanted if cell not in there]):
+            print(json.dumps(row), file=out, flush=True)
+            print(json.dumps(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Traffic shaping: what a platform asks of the messages of any reducer, and `on_platform` gives it.
+
+`tiled`, for TPUs. They keep arrays in tiles of 8 x 128 elements. Where a message has one dim, where a device's shard of
+it is less than a tile for each direction that a ring of two dims has, and where it spans two axes at once, the compiler
+replaces a reduce-scatter by an all-reduce, which sends twice the bytes. So messages are padded until every shard is a
+multiple of four tiles, XLA's collectives take two dims, and halves over two axes go along one after the other:
+
+    message [n], n a multiple of 4096 x devices   ->   [n / 128, 128], scattered along the first
+
+No element moves for it: both are the same bytes in a TPU's memory.
+
+`pipelined`, for GPUs. Where a bucket is summed in stages, their compiler leaves all but the first stage of all buckets
+to the end, with nothing to compute beside them. So a bucket waits until the one two before it has been summed:
+
+    bucket 0   reduce-scatter   all-reduce       all-gather
+    bucket 1                    reduce-scatter   all-reduce   all-gather
+    bucket 2                                                  reduce-scatter   ...
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import jax
+
+from jaxnet.comm.expression import expressed
+
+if TYPE_CHECKING:
+    from jaxnet.comm.reducer import Reducer
+    from jaxnet.comm.sharded import Sharded
+
+_LANES = 128  # elements of a row of a tile
+
+# Contexts and not arguments, because an inner reducer is complete before it is put into `tiled` or `pipelined`.
+_tile: ContextVar[int] = ContextVar("tile", default=1)
+_in_flight: ContextVar[int | None] = ContextVar("in_flight", default=None)
+
+_Sums = TypeVar("_Sums", bound="Reducer | Sharded")
+
+
+def tiled(inner: _Sums, tile: int = 4096) -> _Sums:
+    """As `inner`, a tree `Reducer` or a `Sharded`, with messages whose shards are whole tiles.
+
+    Law: the sums are those of `inner`, in another order of additions only where XLA's halves span several axes.
+    Messages that are cut into shards end in more zeros.
+
+    Args:
+        inner: sums a pytree.
+        tile: a shard is a multiple of so many elements; a multiple of 128.
+
+    >>> from jaxnet.comm import all_reduce, bucketed, scattered, tiled
+    >>> reducer = tiled(bucketed(scattered("device", all_reduce("host")), 2**20))
+    >>> plan = reducer.plan(jax.ShapeDtypeStruct((3000,), "float32"), {"host": 2, "device": 4})
+    >>> [collective.elements for collective in plan.collectives]
+    [16384, 4096, 16384]
+    """
+    return cast(_Sums, _tiled(inner, tile))
+
+
+def pipelined(inner: _Sums, in_flight: int = 2) -> _Sums:
+    """As `inner`, with so many buckets on their way at once, where a bucket is summed in several stages.
+
+    Law: the sums are those of `inner` to the last bit. A reducer with an `in_flight` of its own keeps it.
+
+    Args:
+        inner: sums a pytree; buckets are those of `bucketed` and `grouped`.
+        in_flight: bucket i starts when bucket i - `in_flight` has been summed.
+    """
+    return cast(_Sums, _pipelined(inner, in_flight))
+
+
+def tile_elements() -> int:
+    """A shard is a multiple of so many elements: 1, or inside `tiled` those of a tile."""
+    return _tile.get()
+
+
+def in_rows(message: jax.Array) -> jax.Array:
+    """Inside `tiled` a message [n] as [n / 128, 128], if n is a number of rows; else the message."""
+    return message.reshape(-1, _LANES) if _tile.get() > 1 and message.size % _LANES == 0 else message
+
+
+def buckets_in_flight() -> int | None:
+    """How many buckets that are summed in stages are on their way at once: any number, or what `pipelined` says."""
+    return _in_flight.get()
+
+
+def _within_tiles(inner: Any, tile: int = 4096) -> Any:
+    if tile < 1 or tile % _LANES:
+        raise ValueError(f"tiled: wanted a tile of a multiple of {_LANES} elements, got {tile}")
+    return _inside(inner, _tile, tile)
+
+
+def _within_pipeline(inner: Any, in_flight: int = 2) -> Any:
+    if in_flight < 1:
+        raise ValueError(f"pipelined: in_flight must be at least 1, got {in_flight}")
+    return _inside(inner, _in_flight, in_flight)
+
+
+_tiled, _pipelined = expressed(_within_tiles, "tiled"), expressed(_within_pipeline, "pipelined")
+
+
+def _inside(inner: Any, context: ContextVar[Any], value: Any) -> Any:
+    """`inner` with all its functions called where the context has this value."""
+
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def called(*args: Any) -> Any:
+            with _set(context, value):
+                return function(*args)
+
+        return called
+
+    fields = inner._asdict()
+    made: dict[str, Any] = {name: within(field) for name, field in fields.items() if callable(field)}
+    if fields.get("message") is not None:
+        made["message"] = _inside(fields["message"], context, value)
+    return inner._replace(**made)
+
+
+@contextmanager
+def _set(context: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = context.set(value)
+    try:
+        yield
+    finally:
+        context.reset(token)

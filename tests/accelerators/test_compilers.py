@@ -1,0 +1,65 @@
+"""Every strategy in the programs that the real compilers make for GPUs and TPUs. `make test-compilers` runs these."""
+
+import pytest
+
+from jaxnet.comm import STRATEGIES
+from jaxnet.cost.accelerators import ACCELERATORS, Cluster
+from support.described import compiled_for
+
+SLICES = ["ddp", "hierarchical", "blueconnect", "torus", "zero"]
+
+
+def require_whole(made, strategy):
+    """Each planned collective is in the program; besides them only what XLA places by itself."""
+    assert made.check.ok, made.check.explain()
+    assert bool(made.check.planned) == (strategy != "xla")
+    assert made.timeline.travels
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_on_gpus_every_plan_is_found_whole(strategy):
+    made = compiled_for(Cluster.named("h100:2x2"), strategy, depth=1)
+    require_whole(made, strategy)
+    if strategy != "xla":
+        assert made.check.extra == ()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_on_tpus_every_plan_is_found_whole(strategy):
+    made = compiled_for(Cluster.named("v5e:2x2"), strategy, depth=1, hosts=2)
+    require_whole(made, strategy)
+
+
+@pytest.mark.parametrize("cluster", ["v5e:8x8", "v5p:2x2x4", "v4:2x2x4", "v6e:4x4"])
+@pytest.mark.parametrize("strategy", ["hierarchical", "zero", "parameter_server"])
+def test_on_other_slices_too(cluster, strategy):
+    require_whole(compiled_for(Cluster.named(cluster), strategy), strategy)
+
+
+@pytest.mark.parametrize("strategy", SLICES)
+def test_between_slices_the_plan_is_found_in_what_megascale_sends(strategy):
+    made = compiled_for(Cluster.named("v5e:2x2/2"), strategy)
+    require_whole(made, strategy)
+    assert {travel.found.transport for travel in made.timeline.travels} == {"xla", "dcn"}
+
+
+def test_buckets_in_stages_travel_beside_backward_on_gpus():
+    made = compiled_for(Cluster.named("h100:2x8"), "hierarchical", batch_size=2048)
+    beside = {found.kind for found in made.check.found if found.compute_during}
+    assert "all-gather" in beside  # without `pipelined` all gathers follow the last product
+
+
+def test_permutes_travel_beside_something_on_tpus():
+    found = compiled_for(Cluster.named("v5e:2x2"), "torus", hosts=2).check.found
+    permutes = [each for each in found if each.kind == "collective-permute"]
+    assert permutes
+    assert all(each.done > each.start for each in permutes)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ACCELERATORS if kind != "h100"])
+def test_every_kind_of_accelerator_is_known_to_its_compiler(kind):
+    accelerator = ACCELERATORS[kind]
+    sizes = "2x2" if accelerator.dims == 2 else "2x2x1"
+    made = compiled_for(Cluster.named(f"{kind}:{sizes}"), "ddp")
+    require_whole(made, "ddp")
+    assert 0 < made.memory.arguments < made.memory.limit

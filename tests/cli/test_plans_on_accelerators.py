@@ -1,0 +1,114 @@
+"""`jaxnet plan --on` and `jaxnet strategies --on`: what they print and refuse, without the compilers."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from jaxnet import comm
+from jaxnet.cli.main import run
+from jaxnet.cost import accelerators
+from jaxnet.cost.accelerators import Cluster
+from jaxnet.training import forecast
+from support.refusals import DIGITS, TINY, refused
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    return str(path)
+
+
+@pytest.fixture
+def on_cpus(monkeypatch):
+    """The described devices are four emulated ones, so that XLA for CPUs compiles."""
+    monkeypatch.setattr(accelerators, "prepare_compilers", lambda: None)
+    monkeypatch.setattr(Cluster, "mesh", lambda self, hosts=None: comm.make_mesh(2, jax.devices()[:4]))
+
+
+def test_a_plan_says_whether_it_fits_and_what_is_hidden(tiny, on_cpus, capsys):
+    assert run(["plan", "--config", tiny, "--on", "h100:2x2", "strategy=hierarchical"]) == 0
+    out = capsys.readouterr().out
+    assert "on 4 x NVIDIA H100 80GB HBM3, compiled by JAX" in out
+    assert ": fits\n" in out
+    assert "all 4 planned collectives are in the compiled program" in out
+    assert "% of the bytes that a device sends travel beside operations" in out
+
+
+def test_a_plan_as_json(tiny, on_cpus, capsys):
+    assert run(["plan", "--config", tiny, "--on", "v5e:2x2", "--json", "strategy=ddp"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["on"]["kind"] == "v5e"
+    assert plan["missing"] == []
+    assert len(plan["found"]) == len(plan["planned"]) == 2
+    assert 0 < plan["memory"]["arguments"] < plan["memory"]["limit"]
+    assert plan["modelled"]["step_seconds"] >= plan["modelled"]["exposed_seconds"] > 0
+
+
+def test_a_model_beyond_the_memory_does_not_fit(tiny, on_cpus, monkeypatch, capsys):
+    small = accelerators.ACCELERATORS["v5e"]
+    monkeypatch.setitem(accelerators.ACCELERATORS, "v5e", small.__class__(**{**vars(small), "memory": 1000}))
+    assert run(["plan", "--config", tiny, "--on", "v5e:2x2"]) == 0
+    out = capsys.readouterr().out
+    assert "1000 bytes: does not fit\n" in out
+    assert out.endswith("it fits with no number of microbatches\n")
+
+
+def test_the_microbatches_with_which_it_fits_are_found(tiny, on_cpus, monkeypatch, capsys):
+    tries = iter([2**31, 2**21, 2**12])
+    real = forecast._memory
+    monkeypatch.setattr(
+        forecast, "_memory", lambda *given: dataclasses.replace(real(*given), temporary=next(tries), limit=2**20)
+    )
+    assert run(["plan", "--config", tiny, "--on", "v5e:2x2", "--json"]) == 0
+    fits = json.loads(capsys.readouterr().out)["fits_with"]
+    assert (fits["microbatches"], fits["temporary"]) == (4, 2**12)
+
+
+def test_strategies_have_a_row_each_and_those_that_cannot_say_why(tiny, on_cpus, monkeypatch, capsys):
+    few = {name: comm.STRATEGIES[name] for name in ("xla", "ddp", "hierarchical")}
+    monkeypatch.setattr(comm, "STRATEGIES", few)
+    assert run(["strategies", "--config", tiny, "--on", "h100:2x2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == list(few)
+    assert run(["strategies", "--config", tiny, "--on", "h100:2x2", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["planned"], row["found"]) for row in rows] == [(0, 0), (2, 2), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--config", DIGITS, "--on", "h100"], "wanted KIND:SIZES"),
+        (["plan", "--config", DIGITS, "--on", "h100:2x8", "--mesh", "2x4"], "--mesh: --on names a mesh already"),
+        (["strategies", "--on", "h100:2x8"], "give --config FILE too"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments, words, capsys):
+    from support.refusals import exit_cleanly
+
+    assert words in refused(lambda: exit_cleanly(lambda: run(arguments)), capsys)
+
+
+def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
+    from jax.experimental import topologies
+
+    from jaxnet.errors import InputError
+
+    def absent(**named):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", absent)
+    with pytest.raises(InputError, match=r"--on h100:2x8: .*topology not implemented.*pip install 'jaxnet\[aot-gpu\]'"):
+        Cluster.named("h100:2x8").mesh()
+
+
+def test_photos_that_are_not_here_are_planned_by_their_shapes(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    config = "configs/cifar10_resnet20.py"
+    assert run(["strategies", "--config", config, "--json"]) == 0
+    said = capsys.readouterr()
+    assert "warning: planned with the shapes of the data alone: the data set cifar10 is not prepared" in said.err
+    assert json.loads(said.out)[1]["messages"] > 50
