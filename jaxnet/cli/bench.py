@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +11,6 @@ from jaxnet.command_line import (
     Commands,
     Parser,
     batch_size,
-    emulate_devices,
     given_path,
     image_side,
     mesh_sizes,
@@ -198,7 +198,7 @@ def _subcommand(
         "--mesh",
         type=mesh_sizes,
         metavar="HxD",
-        help="hosts x devices; one process emulates them on the CPU, several must have that many; with --config 2x4",
+        help="hosts x devices; one process emulates them on CPUs, others must have that many; with --config 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: _run_in_job(run, args))
@@ -287,12 +287,17 @@ def _start(args: argparse.Namespace) -> "Mesh":
     from jaxnet.cluster.start import start
     from jaxnet.comm import make_mesh, mesh_size
 
-    if args.mesh is None and getattr(args, "config", None) and start().process_count == 1:
-        args.mesh = (2, 4)
-    if start().process_count == 1 and args.mesh:
-        emulate_devices(*args.mesh)
+    emulated = args.mesh or ((2, 4) if getattr(args, "config", None) else None)
+    if start().process_count == 1 and emulated:
+        # It counts where there is nothing but a CPU; accelerators are what is to be measured.
+        jax.config.update("jax_num_cpu_devices", math.prod(emulated))
+        args.mesh = emulated if jax.default_backend() == "cpu" else args.mesh
+    platform = jax.devices()[0].platform
     if args.mesh and args.mesh[0] * args.mesh[1] != jax.device_count():
-        raise InputError(f"--mesh {args.mesh[0]}x{args.mesh[1]}: the job has {jax.device_count()} devices")
+        cure = "" if platform == "cpu" else "; to emulate others on the CPU set JAX_PLATFORMS=cpu"
+        raise InputError(
+            f"--mesh {args.mesh[0]}x{args.mesh[1]}: the job has {jax.device_count()} devices ({platform}){cure}"
+        )
     mesh = make_mesh(args.mesh[0] if args.mesh else None)
     if mesh_size(mesh) == 1:
         raise InputError(

@@ -87,6 +87,7 @@ class Peers(Observer):
         source: of this one's training examples; as `damaged` it may have the rows of those that it has replaced.
         ledger: where process 0 enters the times of all.
         say: takes a line for a person, once for each rank that becomes a straggler.
+        platform: that of the devices; on CPUs a step's own time is what the process has computed.
     """
 
     def __init__(
@@ -95,8 +96,9 @@ class Peers(Observer):
         source: Source,
         ledger: Ledger,
         say: Callable[[str], None],
+        platform: str = "cpu",
     ) -> None:
-        self.own = StepClock(computes=jax.default_backend() == "cpu" and cluster.mpi is None)
+        self.own = StepClock(computes=platform == "cpu" and cluster.mpi is None)
         self._cluster, self._source = cluster, source
         self._ledger, self._say = ledger, say
         self._folder = f"jaxnet/times/{next(_created)}"

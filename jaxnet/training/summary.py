@@ -65,10 +65,11 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
     plan = experiment.plan
     found = "; the compiled program does as planned" if step.check.ok and step.check.planned else ""
     yield "sends", f"{size_text(plan.wire_bytes_per_step)} a step from the busiest device{found}"
-    count = len(experiment.processes.mesh.devices.flat) * experiment.form.options.ranks
+    devices = experiment.mesh.devices
+    count = devices.size * experiment.form.options.ranks
     mesh = " x ".join(f"{size} {axis}{'s' * (size > 1)}" for axis, size in experiment.axis_sizes.items())
     processes = experiment.processes.cluster.process_count
-    yield "devices", f"{count} {jax.default_backend()} ({mesh}) in {processes} process{'es' * (processes > 1)}"
+    yield "devices", f"{count} {devices.flat[0].platform} ({mesh}) in {processes} process{'es' * (processes > 1)}"
     yield "writes to", f"{workdir}"
 
 

@@ -108,7 +108,7 @@ def train(
         display.say(first_screen(experiment, begins, best, step, place.name))
 
         # ---- Observers: they watch the steps, and compute none ------------------------------------------------
-        peers = Peers(processes.cluster, source, ledger, display.say)
+        peers = Peers(processes.cluster, source, ledger, display.say, processes.mesh.devices.flat[0].platform)
         gathered = [ranks.all_gather_object] if ranks else []
         guard = Recovery(config.guard, experiment, checkpoints, begins.guard, display.say, *gathered)
         inputs = inputs_of(tests) if has_classes(tests) else None
