@@ -105,10 +105,10 @@ class Experiment:
         members = self.config.ensemble.members if self.config.ensemble.on else 1
         return RunPlan(self.form, self.sends, params, members, self.layers, self.compiled)
 
-    def compiled(self) -> jax.stages.Compiled:
-        """The step, compiled for the mesh."""
-        compiled: jax.stages.Compiled = self.step.lower(self.layout.shapes, self.batch_shapes).compile()
-        return compiled
+    def compiled(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
+        """The step, compiled for the mesh, with these compiler options besides its own."""
+        lowered: jax.stages.Lowered = self.step.lower(self.layout.shapes, self.batch_shapes)
+        return lowered.compile(compiler_options=options)
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""

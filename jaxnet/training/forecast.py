@@ -23,6 +23,8 @@ from jaxnet.training.experiment import Experiment
 from jaxnet.training.plan import RunPlan, size_text
 from jaxnet.training.prepare import prepare
 
+_UNTRIED_TILES = "Couldn't find output tile sizes"  # what XLA says where only a device could tell which fit
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -59,12 +61,14 @@ class Forecast:
         plan: what the step sends, beside the compiled program.
         memory: of a device.
         timeline: the program in time, by the model.
+        note: how it was compiled otherwise than it would be on a device; '' mostly.
     """
 
     cluster: Cluster
     plan: RunPlan
     memory: Memory
     timeline: Timeline
+    note: str = ""
 
     @property
     def check(self) -> Check:
@@ -85,6 +89,7 @@ class Forecast:
         return {
             **self.plan.as_json(),
             "on": {"kind": kind.name, "title": kind.title, "devices": self.cluster.devices, "jax": jax.__version__},
+            "note": self.note,
             "memory": {**dataclasses.asdict(self.memory), "fits": self.memory.fits},
             "hidden_share": self.hidden_share,
             "modelled": {
@@ -107,12 +112,20 @@ def forecast(experiment: Experiment, cluster: Cluster) -> Forecast:
     Raises:
         InputError: the compiler refuses the program.
     """
+    note = ""
     try:
-        compiled = experiment.compiled()
+        try:
+            compiled = experiment.compiled()
+        except Exception as error:
+            if _UNTRIED_TILES not in str(error):
+                raise
+            compiled = experiment.compiled({"xla_gpu_enable_triton_gemm": False})
+            note = "without Triton's products, whose tiles XLA cannot try out where there is no device"
     except Exception as error:  # of the compiler, in its own words
         raise InputError(f"--on: XLA does not compile this step for {cluster}: {error_text(error)}") from error
     hlo = compiled.as_text() or ""
-    return Forecast(cluster, experiment.plan.beside(hlo), _memory(compiled, cluster), modelled(hlo, cluster))
+    plan, timeline = experiment.plan.beside(hlo), modelled(hlo, cluster)
+    return Forecast(cluster, plan, _memory(compiled, cluster), timeline, note)
 
 
 def forecasts(
@@ -179,6 +192,8 @@ def _travel(travel: Travel) -> dict[str, Any]:
 def _lines(made: Forecast) -> Iterator[str]:
     memory, timeline = made.memory, made.timeline
     yield f"on {made.cluster}, compiled by JAX {jax.__version__}, not run"
+    if made.note:
+        yield f"compiled {made.note}"
     yield f"memory of a device: {memory}: {'fits' if memory.fits else 'does not fit'}"
     if timeline.travels:
         yield ""
