@@ -1,0 +1,48 @@
+"""`python -m benchmarks.accelerator`, in a small size, where the accelerators are emulated CPUs."""
+
+import json
+
+import pytest
+
+from benchmarks import accelerator
+from jaxnet import comm
+
+FEW = {name: comm.STRATEGIES[name] for name in ("xla", "hierarchical", "zero", "int8")}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    monkeypatch.setattr(accelerator, "STRATEGIES", FEW)
+
+
+def test_it_writes_what_it_found(quick, tmp_path, capsys):
+    assert accelerator.main(["--small", "--out", str(tmp_path / "found")]) == 0
+    found = json.loads((tmp_path / "found/accelerator.json").read_text())
+    assert found["numerics"].keys() == FEW.keys()
+    assert all(row["good"] for row in found["numerics"].values())
+    assert found["throughput"]["images_per_second"] > 0
+    assert 0 < found["overhead"]["call_milliseconds"] <= found["overhead"]["step_milliseconds"]
+    page = (tmp_path / "found/accelerator.md").read_text()
+    assert page == capsys.readouterr().out.removesuffix("\n")
+    assert "wrong" not in page
+
+
+def test_numbers_that_differ_and_strategies_that_fail_are_told(quick, tmp_path, monkeypatch):
+    real = accelerator.params_after
+    seen = []
+
+    def other(config, mesh, steps):
+        seen.append(config.strategy)
+        params = real(config, mesh, steps)
+        if config.strategy == "zero" and seen.count("zero") == 1:
+            params[0] = params[0] + 0.01
+        if config.strategy == "int8":
+            raise RuntimeError("no such kernel")
+        return params
+
+    monkeypatch.setattr(accelerator, "params_after", other)
+    rows = accelerator.numerics(comm.make_mesh(2))
+    assert [name for name, row in rows.items() if not row["good"]] == ["zero", "int8"]
+    assert rows["int8"]["error"] == "RuntimeError: no such kernel"
+    assert rows["zero"]["difference"] > rows["zero"]["allowed"]
