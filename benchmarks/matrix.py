@@ -32,7 +32,8 @@ _PAGE = """\
 Written by `python -m benchmarks.matrix`, on a machine without any of them. {versions}. Nothing was run: *planned* and
 *found* are collectives, *beside* the share of the bytes of gradients and parameters that travel while something else is
 computed, *exposed* and *step* milliseconds of a model at the rates of the data sheet
-([accelerators](design/accelerators.md) has its assumptions), *GiB* what a device needs.
+([accelerators](design/accelerators.md) has its assumptions), *GiB* what a device needs. A strategy or cluster that is
+not in a table has not been tried with that model yet.
 """
 
 
