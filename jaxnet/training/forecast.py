@@ -112,20 +112,24 @@ def forecast(experiment: Experiment, cluster: Cluster) -> Forecast:
     Raises:
         InputError: the compiler refuses the program.
     """
-    note = ""
     try:
-        try:
-            compiled = experiment.compiled()
-        except Exception as error:
-            if _UNTRIED_TILES not in str(error):
-                raise
-            compiled = experiment.compiled({"xla_gpu_enable_triton_gemm": False})
-            note = "without Triton's products, whose tiles XLA cannot try out where there is no device"
+        compiled, note = _compiled(experiment)
     except Exception as error:  # of the compiler, in its own words
         raise InputError(f"--on: XLA does not compile this step for {cluster}: {error_text(error)}") from error
     hlo = compiled.as_text() or ""
     plan, timeline = experiment.plan.beside(hlo), modelled(hlo, cluster)
     return Forecast(cluster, plan, _memory(compiled, cluster), timeline, note)
+
+
+def _compiled(experiment: Experiment) -> tuple[jax.stages.Compiled, str]:
+    """The compiled step, and how it was compiled otherwise than on a device; '' mostly."""
+    try:
+        return experiment.compiled(), ""
+    except Exception as error:
+        if _UNTRIED_TILES not in str(error):
+            raise
+    compiled = experiment.compiled({"xla_gpu_enable_triton_gemm": False})
+    return compiled, "without Triton's products, whose tiles XLA cannot try out where there is no device"
 
 
 def forecasts(

@@ -81,11 +81,9 @@ def prepare(
 
     # ---- Processes and mesh; the strategy, resolved once and passed on -------------------------------------
     processes = join(config, mesh)
-    mesh, ranks = processes.mesh, 1
-    across = None
+    mesh, ranks, across = processes.mesh, 1, None
     if config.transport == "mpi":
-        ranks, all_reduce = _ranks(mesh), mpi_all_reduce
-        across = mpi_all_reduce
+        ranks, all_reduce, across = _ranks(mesh), mpi_all_reduce, mpi_all_reduce
     strategy, mode = strategy_of(config, across, mesh.devices.flat[0].platform)
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------

@@ -10,7 +10,9 @@ from jaxnet import comm
 from jaxnet.cli.main import run
 from jaxnet.cost import accelerators
 from jaxnet.cost.accelerators import Cluster
+from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.training import forecast
+from jaxnet.training.experiment import Experiment
 from support.refusals import DIGITS, TINY, refused
 
 
@@ -67,6 +69,31 @@ def test_the_microbatches_with_which_it_fits_are_found(tiny, on_cpus, monkeypatc
     assert (fits["microbatches"], fits["temporary"]) == (4, 2**12)
 
 
+def test_what_only_a_device_could_try_is_left_out_and_said(tiny, on_cpus, monkeypatch, capsys):
+    real, given = Experiment.compiled, []
+
+    def without_tiles(self, options=None):
+        given.append(options)
+        if options is None:
+            raise RuntimeError("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot")
+        return real(self)
+
+    monkeypatch.setattr(Experiment, "compiled", without_tiles)
+    assert run(["plan", "--config", tiny, "--on", "h100:2x2"]) == 0
+    assert given == [None, {"xla_gpu_enable_triton_gemm": False}]
+    assert "compiled without Triton's products" in capsys.readouterr().out
+
+
+def test_what_the_compiler_refuses_is_one_line(tiny, on_cpus, monkeypatch, capsys):
+    def refuses(self, options=None):
+        raise RuntimeError("INTERNAL: no such thing\nand a trace")
+
+    monkeypatch.setattr(Experiment, "compiled", refuses)
+    arguments = ["plan", "--config", tiny, "--on", "h100:2x2"]
+    words = "--on: XLA does not compile this step for 4 x NVIDIA H100 80GB HBM3: RuntimeError: INTERNAL: no such thing"
+    assert words in refused(lambda: exit_cleanly(lambda: run(arguments)), capsys)
+
+
 def test_strategies_have_a_row_each_and_those_that_cannot_say_why(tiny, on_cpus, monkeypatch, capsys):
     few = {name: comm.STRATEGIES[name] for name in ("xla", "ddp", "hierarchical")}
     monkeypatch.setattr(comm, "STRATEGIES", few)
@@ -87,15 +114,11 @@ def test_strategies_have_a_row_each_and_those_that_cannot_say_why(tiny, on_cpus,
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments, words, capsys):
-    from support.refusals import exit_cleanly
-
     assert words in refused(lambda: exit_cleanly(lambda: run(arguments)), capsys)
 
 
 def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
     from jax.experimental import topologies
-
-    from jaxnet.errors import InputError
 
     def absent(**named):
         raise NotImplementedError("topology not implemented for cuda")
