@@ -12,7 +12,7 @@ from jaxnet.data import Synthetic
 from jaxnet.training.forecast import Forecast, forecast
 from jaxnet.training.prepare import prepare
 
-_MODULES = {"gpu": "jax_plugins.xla_cuda12", "tpu": "libtpu"}
+_MODULES = {"gpu": "jax_cuda12_plugin", "tpu": "libtpu"}
 
 
 class Net(nn.Module):
