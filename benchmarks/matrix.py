@@ -9,6 +9,7 @@ compilers: make compilers.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnet.comm import STRATEGIES
+from jaxnet.cost.accelerators import Cluster
 from jaxnet.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -64,16 +66,11 @@ class Cell(NamedTuple):
 
 def cells(models: Sequence[str], clusters: Sequence[str], strategies: Sequence[str]) -> Iterator[Cell]:
     """All of them, the quick models first."""
-    for model in models:
-        for cluster in clusters:
-            for strategy in strategies:
-                yield Cell(model, cluster, strategy)
+    return map(Cell._make, itertools.product(models, clusters, strategies))
 
 
 def compiled(cell: Cell) -> dict[str, Any]:
     """What `jaxnet plan` says of it, in short; or how it ended."""
-    from jaxnet.cost.accelerators import Cluster
-
     model = MODELS[cell.model]
     devices = Cluster.named(cell.cluster).devices
     settings = [f"strategy={cell.strategy}", f"batch_size={model.batch * devices}"]

@@ -16,7 +16,7 @@ from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer
-from jaxnet.comm.traffic import buckets_in_flight, tile_elements
+from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
 
 # ---- Pytrees as messages ----
 
@@ -42,9 +42,9 @@ def bucketed(
         first_bucket_bytes: the cap of the first bucket of each dtype.
         split: whether a leaf may span buckets.
         in_flight: bucket i starts only when bucket i - `in_flight` has been summed, which bounds how
-            many travel at once and gives all devices the same partial order (Caffe2: 4, later 16); None: no bound, but
-            what `pipelined` says.
-            XLA:CPU runs the collectives of a program one at a time anyway, and 1 puts most of them last.
+            many travel at once and gives all devices the same partial order (Caffe2: 4, later 16); None: what
+            `pipelined` says, or no bound. XLA:CPU runs the collectives of a program one at a time anyway, and 1 puts
+            most of them last.
 
     >>> from jaxnet.comm import MiB, all_reduce, scattered
     >>> reducer = bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
@@ -123,8 +123,7 @@ def _message_by_message(
         in_stages = len(collectives) > len(buckets.buckets)
         most = in_flight or (buckets_in_flight() if in_stages else None)
         for index, message in enumerate(pack(buckets, leaves)):
-            if most is not None and index >= most:
-                message, _ = lax.optimization_barrier((message, sums[index - most]))
+            message = wait_in_turn(message, sums, most)
             with jax.named_scope(f"bucket_{index}"):
                 total, after = inner.reduce(message, state[index])
             sums.append(total)

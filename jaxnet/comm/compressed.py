@@ -149,7 +149,9 @@ def _gathered(sent: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 def _whole(elements: int, dtype: jnp.dtype) -> int:
     """So many elements, filled to whole tiles inside `tiled`: a tile of a smaller type has more of them."""
-    tile = tile_elements() * (4 // dtype.itemsize if tile_elements() > 1 else 1)
+    if tile_elements() == 1:
+        return elements
+    tile = tile_elements() * 4 // dtype.itemsize
     return -(-elements // tile) * tile
 
 

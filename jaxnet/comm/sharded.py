@@ -24,7 +24,7 @@ from jaxnet.comm.guards import require_summable, require_varying
 from jaxnet.comm.halves import Halves, HalvesPlan, xla_halves
 from jaxnet.comm.order import in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size, stateless
-from jaxnet.comm.traffic import buckets_in_flight, tile_elements
+from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
 
 # ---- The contract ----
 
@@ -133,9 +133,7 @@ def sharded(*stages: Stage, bucket_bytes: int | None, split: bool = True) -> Sha
         most = buckets_in_flight() if len(in_turn) > 1 else None
         for index, bucket in enumerate(buckets.buckets):
             with jax.named_scope(f"scatter_{index}"):
-                message = _pack_rows(bucket, rows)
-                if most is not None and index >= most:
-                    message, _ = lax.optimization_barrier((message, shards[index - most]))
+                message = wait_in_turn(_pack_rows(bucket, rows), shards, most)
                 for halves in in_turn:
                     message = halves.scatter(message)
                 shards.append(message)

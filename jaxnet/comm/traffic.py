@@ -18,12 +18,13 @@ to the end, with nothing to compute beside them. So a bucket waits until the one
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
+from jax import lax
 
 from jaxnet.comm.expression import expressed
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from jaxnet.comm.sharded import Sharded
 
 _LANES = 128  # elements of a row of a tile
+_TILE = 4096  # elements: four tiles
+_IN_FLIGHT = 2
 
 # Contexts and not arguments, because an inner reducer is complete before it is put into `tiled` or `pipelined`.
 _tile: ContextVar[int] = ContextVar("tile", default=1)
@@ -40,7 +43,7 @@ _in_flight: ContextVar[int | None] = ContextVar("in_flight", default=None)
 _Sums = TypeVar("_Sums", bound="Reducer | Sharded")
 
 
-def tiled(inner: _Sums, tile: int = 4096) -> _Sums:
+def tiled(inner: _Sums, tile: int = _TILE) -> _Sums:
     """As `inner`, a tree `Reducer` or a `Sharded`, with messages whose shards are whole tiles.
 
     Law: the sums are those of `inner`, in another order of additions only where XLA's halves span several axes.
@@ -59,7 +62,7 @@ def tiled(inner: _Sums, tile: int = 4096) -> _Sums:
     return cast(_Sums, _tiled(inner, tile))
 
 
-def pipelined(inner: _Sums, in_flight: int = 2) -> _Sums:
+def pipelined(inner: _Sums, in_flight: int = _IN_FLIGHT) -> _Sums:
     """As `inner`, with so many buckets on their way at once, where a bucket is summed in several stages.
 
     Law: the sums are those of `inner` to the last bit. A reducer with an `in_flight` of its own keeps it.
@@ -86,13 +89,21 @@ def buckets_in_flight() -> int | None:
     return _in_flight.get()
 
 
-def _within_tiles(inner: Any, tile: int = 4096) -> Any:
+def wait_in_turn(message: jax.Array, before: Sequence[jax.Array], in_flight: int | None) -> jax.Array:
+    """The message, once all results `before` it but the last `in_flight` - 1 are there; None: at once."""
+    if in_flight is None or len(before) < in_flight:
+        return message
+    held: jax.Array = lax.optimization_barrier((message, before[len(before) - in_flight]))[0]
+    return held
+
+
+def _within_tiles(inner: Any, tile: int = _TILE) -> Any:
     if tile < 1 or tile % _LANES:
         raise ValueError(f"tiled: wanted a tile of a multiple of {_LANES} elements, got {tile}")
     return _inside(inner, _tile, tile)
 
 
-def _within_pipeline(inner: Any, in_flight: int = 2) -> Any:
+def _within_pipeline(inner: Any, in_flight: int = _IN_FLIGHT) -> Any:
     if in_flight < 1:
         raise ValueError(f"pipelined: in_flight must be at least 1, got {in_flight}")
     return _inside(inner, _in_flight, in_flight)

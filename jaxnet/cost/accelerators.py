@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxnet.comm import GiB
 from jaxnet.errors import InputError, error_text
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-GiB = 2**30
 _EXTRAS = {"gpu": "aot-gpu", "tpu": "aot-tpu"}
 _MOST_DEVICES = 16_384  # the largest TPU pods have 8,960 chips
 

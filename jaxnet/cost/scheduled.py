@@ -61,14 +61,17 @@ class Timeline:
     Attributes:
         travels: the collectives, in schedule order.
         spans: all that takes time.
-        compute: seconds of all operations.
         seconds: of the step.
     """
 
     travels: tuple[Travel, ...]
     spans: tuple[Span, ...]
-    compute: float
     seconds: float
+
+    @property
+    def compute(self) -> float:
+        """Seconds of all operations."""
+        return sum(span.end - span.begin for span in self.spans if span.track == "compute")
 
     @property
     def exposed(self) -> float:
@@ -108,8 +111,7 @@ def modelled(hlo: str, cluster: Cluster) -> Timeline:
         beside = sum(prefix[found.start + 2 : found.done + 1], Work())
         sent = _wire_bytes(found, cluster)
         travels.append(Travel(found, _link(found, cluster), sent, *done[found.name], beside))
-    computed = sum(span.end - span.begin for span in clock.spans if span.track == "compute")
-    return Timeline(tuple(travels), tuple(clock.spans), computed, clock.now)
+    return Timeline(tuple(travels), tuple(clock.spans), clock.now)
 
 
 def roofline(work: Work, cluster: Cluster) -> float:

@@ -20,7 +20,7 @@ _Dims = tuple[int, ...]
 _Array = tuple[str, _Dims]
 
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
-_FORWARD, _TO_INPUT, _TO_FILTER = "__cudnn$convForward", "__cudnn$convBackwardInput", "__cudnn$convBackwardFilter"
+_TO_INPUT, _TO_FILTER = "__cudnn$convBackwardInput", "__cudnn$convBackwardFilter"
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,8 @@ class Counter:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._shapes: dict[str, tuple[_Array, ...]] = {
-            each.name: each.arrays for computation in program.computations.values() for each in computation
-        }
-        self._shapes |= {each.name: each.arrays for each in program.entry}
-        steps = itertools.chain(program.entry, *program.computations.values())
+        steps = list(itertools.chain(program.entry, *program.computations.values()))
+        self._shapes = {each.name: each.arrays for each in steps}
         self._stored = {each.name: _bytes_of(each.far_arrays) for each in steps}
 
     def work(self, step: Instruction) -> Work:
@@ -68,7 +65,7 @@ class Counter:
         if step.op in ("call", "conditional"):
             branches = [self._of_all([name]) for name in step.called]
             return max(branches, key=lambda work: work.bytes, default=Work())
-        return Work(dict(self._flops(step)), self._bytes(step))
+        return Work(self._flops(step), self._bytes(step))
 
     def _of_all(self, names: Sequence[str]) -> Work:
         steps = (each for name in names for each in self._program.computations.get(name, ()))
@@ -86,11 +83,11 @@ class Counter:
 
     # ---- FLOPs ----
 
-    def _flops(self, step: Instruction) -> Iterator[tuple[str, float]]:
+    def _flops(self, step: Instruction) -> dict[str, float]:
         counted = defaultdict[str, float](float)
         for dtype, count in self._products(step):
             counted[dtype] += count
-        yield from counted.items()
+        return dict(counted)
 
     def _products(self, step: Instruction) -> Iterator[tuple[str, float]]:
         if step.op == "dot":
@@ -116,10 +113,8 @@ class Counter:
     def _convolution(self, step: Instruction) -> tuple[str, float]:
         """Each element of the result sums over the kernel, without what falls between dilated inputs."""
         (dtype, _), (_, kernel) = self._arrays(step)[:2]
-        labels = step.attribute(r"dim_labels=\w+?_(\w+)->") or ""
-        summed = math.prod(size for label, size in zip(labels, kernel, strict=False) if label != "o")
         dilated = math.prod(int(size) for size in (step.attribute(r"lhs_dilate=([\dx]+)") or "1").split("x"))
-        return dtype, 2.0 * math.prod(step.arrays[0][1]) * summed / dilated
+        return dtype, 2.0 * math.prod(step.arrays[0][1]) * _summed(step, kernel) / dilated
 
     def _library_call(self, step: Instruction) -> Iterator[tuple[str, float]]:
         target, arrays = step.attribute(r'custom_call_target="([^"]+)"') or "", self._arrays(step)
@@ -134,9 +129,13 @@ class Counter:
         elif target.startswith("__cudnn$conv"):
             # Forward's result and filter, whichever direction this is: b01f_o01i->b01f names forward's.
             made, kernel = {_TO_INPUT: (first, second), _TO_FILTER: (second, result)}.get(target, (result, second))
-            labels = step.attribute(r"dim_labels=\w+?_(\w+)->") or ""
-            summed = math.prod(size for label, size in zip(labels, kernel, strict=False) if label != "o")
-            yield dtype, 2.0 * math.prod(made) * summed
+            yield dtype, 2.0 * math.prod(made) * _summed(step, kernel)
+
+
+def _summed(step: Instruction, kernel: _Dims) -> int:
+    """How many products an element of a convolution's result sums: all dims of the kernel but that of the results."""
+    labels = step.attribute(r"dim_labels=\w+?_(\w+)->") or ""
+    return math.prod(size for label, size in zip(labels, kernel, strict=False) if label != "o")
 
 
 def _bytes_of(arrays: Sequence[_Array]) -> int:

@@ -91,7 +91,7 @@ class FashionMNIST:
 
     def blank(self) -> Blank:
         """The shapes of the training examples, which need no data; see `open_for_plan`."""
-        return Blank(60_000, (28, 28, 1), 10)
+        return TFDS(_NAME, data_dir=self.data_dir).blank()
 
     def _files(self) -> Path:
         directory = Path(self.idx_dir).expanduser() if self.idx_dir else _DEBIAN
