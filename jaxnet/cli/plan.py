@@ -287,10 +287,11 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
         bucketed,
         has_bucket_size,
         named_strategy,
+        platform_of,
         wire_bytes_per_axis,
     )
 
-    platform, sizes = mesh.devices.flat[0].platform, dict(mesh.shape)
+    platform, sizes = platform_of(mesh), dict(mesh.shape)
     flat = as_sent(bucketed(all_reduce(*sizes), None).plan(shapes, sizes).collectives, platform)
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []

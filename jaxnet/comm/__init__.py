@@ -36,6 +36,7 @@ from jaxnet.comm.mesh import (
     make_mesh,
     mesh_size,
     one_per_device,
+    platform_of,
     replicated,
     split_by_example,
 )
@@ -175,6 +176,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "DEVICE",
     "make_mesh",
     "is_described",
+    "platform_of",
     "mesh_size",
     "replicated",
     "split_by_example",

@@ -87,6 +87,12 @@ def mesh_size(mesh: Mesh) -> int:
     return math.prod(mesh.shape.values())
 
 
+def platform_of(mesh: Mesh) -> str:
+    """'cpu', 'gpu' or 'tpu': that of the devices, which need not be those of this machine."""
+    platform: str = mesh.devices.flat[0].platform
+    return platform
+
+
 def is_described(mesh: Mesh) -> bool:
     """Whether its devices are descriptions: programs are compiled for them, and never run."""
     return mesh.devices.flat[0].client.runtime_type == "compile_only_runtime"

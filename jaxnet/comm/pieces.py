@@ -22,7 +22,7 @@ from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from jaxnet.comm.buckets import BucketPlan, pack, unpack
 from jaxnet.comm.cut import PieceProgram, cut
-from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, replicated, split_by_example
+from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, platform_of, replicated, split_by_example
 from jaxnet.comm.order import in_place, reordered
 from jaxnet.comm.platforms import compiler_options
 from jaxnet.comm.reducer import AxisSizes, PyTree, Reducer
@@ -266,7 +266,7 @@ def _lower_sum(summed: Message, mesh: Mesh, keep: bool) -> jax.stages.Lowered:
     shape = (mesh_size(mesh) * summed.spec.size,)
     message = jax.ShapeDtypeStruct(shape, summed.spec.dtype, sharding=split_by_example(mesh))
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(PartitionSpec(AXES), own), out_specs=(PartitionSpec(), own))
-    options = compiler_options(mesh.devices.flat[0].platform)
+    options = compiler_options(platform_of(mesh))
     donated = () if keep else (1,)
     return jax.jit(_named(SUM, mapped), donate_argnums=donated, compiler_options=options).lower(message, states)
 

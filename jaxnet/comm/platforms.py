@@ -1,6 +1,6 @@
 """What differs between CPUs, GPUs and TPUs: options of the compiler, types and shapes of messages.
 
-A platform is that of the mesh's devices, `mesh.devices.flat[0].platform`: a machine with GPUs may compile for TPUs.
+A platform is that of the mesh's devices, `platform_of(mesh)`: a machine with GPUs may compile for TPUs.
 """
 
 from collections.abc import Iterable

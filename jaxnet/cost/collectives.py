@@ -21,6 +21,7 @@ from jaxnet.comm import (
     compiler_options,
     halving_doubling,
     one_per_device,
+    platform_of,
     ring,
     rooted,
     scattered,
@@ -167,7 +168,7 @@ def make_program(transfer: Transfer, axes: Axes, bytes_: int, mesh: Mesh) -> Tra
     shape = (mesh.shape[HOST], mesh.shape[DEVICE], taken)
     own = lambda index: _own(index[0].start or 0, index[1].start or 0, taken)[None, None]  # noqa: E731
     message = jax.make_array_from_callback(shape, sharding, own)
-    options = compiler_options(mesh.devices.flat[0].platform)
+    options = compiler_options(platform_of(mesh))
     call = jax.jit(mapped, compiler_options=options).lower(message).compile()
     expected = lambda host, device: _expected(transfer.kind, axes, mesh.shape, (host, device), taken)  # noqa: E731
     return TransferProgram(call, message, elements, expected)

@@ -27,6 +27,7 @@ from jaxnet.comm import (
     in_order,
     mesh_size,
     one_per_device,
+    platform_of,
     replicated,
     same_along,
     split_by_example,
@@ -184,4 +185,4 @@ def _gradients(workload: Workload) -> PyTree:
 
 
 def _options(mesh: Mesh) -> dict[str, str | int | bool]:
-    return compiler_options(mesh.devices.flat[0].platform)
+    return compiler_options(platform_of(mesh))

@@ -5,7 +5,7 @@
 
 from jax.sharding import Mesh
 
-from jaxnet.comm import Strategy, on_platform
+from jaxnet.comm import Strategy, on_platform, platform_of
 from jaxnet.parallel.form import Form as Form
 from jaxnet.parallel.form import Mode as Mode
 from jaxnet.parallel.form import Step as Step
@@ -48,7 +48,7 @@ def form_of(
     Raises:
         ValueError: the strategy does not go with the mode.
     """
-    options, strategy = options or StepOptions(), on_platform(strategy, mesh.devices.flat[0].platform)
+    options, strategy = options or StepOptions(), on_platform(strategy, platform_of(mesh))
     if options.mode == "pieces":
         return StepInPieces(strategy, mesh, options)
     if strategy.kind == "sharded":

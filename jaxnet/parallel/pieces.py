@@ -30,6 +30,7 @@ from jaxnet.comm import (
     lower_launch,
     mesh_size,
     messages_of,
+    platform_of,
     replicated_arrays,
 )
 from jaxnet.models import network_options
@@ -89,7 +90,7 @@ class LoweredPieces(NamedTuple):
 
     def compile(self) -> CompiledPieces:
         """Compile each program once."""
-        launch = self.launch.compile(network_options(self.launch.mesh.devices.flat[0].platform))
+        launch = self.launch.compile(network_options(platform_of(self.launch.mesh)))
         return CompiledPieces(launch, self.update.compile(), self.launch.mesh, self.others)
 
     def as_text(self) -> str:

@@ -24,6 +24,7 @@ from jaxnet.comm import (
     compiler_options,
     mesh_size,
     one_per_device,
+    platform_of,
     replicated,
     scheduled,
     split_by_example,
@@ -191,7 +192,7 @@ def jitted(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
         donate_argnums=0,
         in_shardings=(everywhere, split_by_example(mesh)),
         out_shardings=(everywhere, everywhere),
-        compiler_options=network_options(mesh.devices.flat[0].platform),
+        compiler_options=network_options(platform_of(mesh)),
     )
 
 
@@ -232,6 +233,6 @@ def pmapped(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
 
 
 def _options(mesh: Mesh) -> dict[str, str | int | bool]:
-    platform = mesh.devices.flat[0].platform
+    platform = platform_of(mesh)
     # Both name passes to leave out: of compiler_options, which has those of network_options among its own.
     return {**network_options(platform), **compiler_options(platform)}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import replicated, split_by_example
+from jaxnet.comm import platform_of, replicated, split_by_example
 from jaxnet.errors import InputError
 from jaxnet.models import Model, inference_options
 from jaxnet.tasks.task import WEIGHT, Batch, PyTree, Task, Values, measured, weights_of
@@ -49,7 +49,7 @@ def make_eval_step(model: Model, task: Task, mesh: Mesh, members: int | None = N
         step,
         in_shardings=(everywhere, everywhere, split_by_example(mesh)),
         out_shardings=everywhere,
-        compiler_options=inference_options(mesh.devices.flat[0].platform),
+        compiler_options=inference_options(platform_of(mesh)),
     )
 
 

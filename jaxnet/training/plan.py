@@ -6,7 +6,19 @@ from typing import Any
 
 import jax
 
-from jaxnet.comm import HOST, Bucket, Check, GiB, KiB, MiB, as_sent, stacked_filled, verify, wire_bytes_per_axis
+from jaxnet.comm import (
+    HOST,
+    Bucket,
+    Check,
+    GiB,
+    KiB,
+    MiB,
+    as_sent,
+    platform_of,
+    stacked_filled,
+    verify,
+    wire_bytes_per_axis,
+)
 from jaxnet.cost.bounds import BY_XLA
 from jaxnet.parallel import Form, ShardedDense, StepPlan
 
@@ -66,7 +78,7 @@ class RunPlan:
         if self.form.strategy.kind == "xla":
             mesh = self.form.mesh
             by_xla = BY_XLA.plan(self.params, mesh.shape).collectives
-            return sum(wire_bytes_per_axis(as_sent(by_xla, mesh.devices.flat[0].platform)).values())
+            return sum(wire_bytes_per_axis(as_sent(by_xla, platform_of(mesh))).values())
         return sum(self.wire_bytes_per_axis.values())
 
     def verified(self) -> "RunPlan":

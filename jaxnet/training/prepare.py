@@ -26,6 +26,7 @@ from jaxnet.comm import (
     mesh_size,
     mpi_all_reduce,
     mpi_world,
+    platform_of,
     split_by_example,
 )
 from jaxnet.config.check import bytes_of, check_batch, check_config, check_fit, check_parameters, strategy_of
@@ -84,7 +85,7 @@ def prepare(
     mesh, ranks, across = processes.mesh, 1, None
     if config.transport == "mpi":
         ranks, all_reduce, across = _ranks(mesh), mpi_all_reduce, mpi_all_reduce
-    strategy, mode = strategy_of(config, across, mesh.devices.flat[0].platform)
+    strategy, mode = strategy_of(config, across, platform_of(mesh))
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
     if source is not None:
@@ -142,7 +143,7 @@ def prepare(
         check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
         step = PacedStep(form.step(step_loss(config, mode, layers), optimizer, layout))
         sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
-        sends = sends._replace(collectives=as_sent(sends.collectives, mesh.devices.flat[0].platform))
+        sends = sends._replace(collectives=as_sent(sends.collectives, platform_of(mesh)))
         experiment = Experiment(
             *(config, processes, source, held_out, tests, model, optimizer, rate, form, layout, step),
             *(sends, total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from jaxnet.comm import platform_of
 from jaxnet.config.check import recipe_warnings
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
@@ -108,7 +109,7 @@ def train(
         display.say(first_screen(experiment, begins, best, step, place.name))
 
         # ---- Observers: they watch the steps, and compute none ------------------------------------------------
-        peers = Peers(processes.cluster, source, ledger, display.say, processes.mesh.devices.flat[0].platform)
+        peers = Peers(processes.cluster, source, ledger, display.say, platform_of(processes.mesh))
         gathered = [ranks.all_gather_object] if ranks else []
         guard = Recovery(config.guard, experiment, checkpoints, begins.guard, display.say, *gathered)
         inputs = inputs_of(tests) if has_classes(tests) else None
