@@ -1,6 +1,6 @@
 """The first eight minutes on a machine with GPUs or TPUs: are the numbers right, and how fast is a step?
 
-    python -m benchmarks.accelerator --out FOLDER [--small]
+    python -m benchmarks.accelerator --out FOLDER [--small] [--options sparse_cores]
 
 - numerics: three steps of a small network under every strategy, on the accelerators and on as many emulated CPUs, with
   products in full precision: the largest difference of a parameter, relative to the largest one of its array;
@@ -10,7 +10,8 @@
 - decode: photos a second, as `benchmarks/decode.py` measures them.
 
 Writes FOLDER/accelerator.json and FOLDER/accelerator.md. --small takes a small network for the ResNet and leaves photos
-out; where there is only a CPU it is compared with itself. Status 1: a strategy's numbers differ.
+out; where there is only a CPU it is compared with itself. --options are `compiler_options` of the accelerator's steps,
+to see whether the numbers stay right with them. Status 1: a strategy's numbers differ.
 """
 
 import argparse
@@ -40,10 +41,10 @@ from jaxnet.training.prepare import prepare
 ROOT = Path(__file__).parents[1]
 _STEPS = 3
 _EXACT, _LOSSY = 1e-4, 1e-1  # what rounding may do in three steps; a codec may round to the other side
-_SMALL = CNN(10, widths=(8, 16), hidden=32)
+_SMALL = CNN(10, widths=(8, 16), hidden=1024)  # 1 MB of gradients: a TPU's SparseCores take no small messages
 
 
-def small_run(strategy: str, devices: int) -> Config:
+def small_run(strategy: str, devices: int, options: Sequence[str] = ()) -> Config:
     """A run of a small network."""
     return Config(
         model=_SMALL,
@@ -52,6 +53,7 @@ def small_run(strategy: str, devices: int) -> Config:
         batch_size=16 * devices,
         optimizer=Optimizer("sgd", learning_rate=0.1, momentum=0.9),
         strategy=strategy,
+        compiler_options=tuple(options),
     )
 
 
@@ -68,15 +70,16 @@ def params_after(config: Config, mesh: Mesh, steps: int) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(experiment.layout.whole(state).params))]
 
 
-def numerics(mesh: Mesh) -> dict[str, dict[str, Any]]:
+def numerics(mesh: Mesh, options: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Of each strategy, how far three steps on the mesh are from the same on CPUs."""
     cpus = make_mesh(mesh.shape["host"], jax.devices("cpu")[: mesh.devices.size])
     rows: dict[str, dict[str, Any]] = {}
     for name in STRATEGIES:
-        config = small_run(name, mesh.devices.size)
+        size = mesh.devices.size
         try:
             with jax.default_matmul_precision("highest"):
-                here, there = (params_after(config, each, _STEPS) for each in (mesh, cpus))
+                here = params_after(small_run(name, size, options), mesh, _STEPS)
+                there = params_after(small_run(name, size), cpus, _STEPS)
         except Exception as error:  # one strategy that fails is a row, not the end
             rows[name] = {"good": False, "error": f"{type(error).__name__}: {error}"[:300]}
             continue
@@ -89,16 +92,17 @@ def numerics(mesh: Mesh) -> dict[str, dict[str, Any]]:
 # ---- Time and memory ----------------------------------------------------------------------------------------------
 
 
-def large_run(devices: int, small: bool) -> Config:
+def large_run(devices: int, small: bool, options: Sequence[str]) -> Config:
     """The run whose speed is measured."""
     if small:
-        return small_run("hierarchical", devices)
+        return small_run("auto", devices, options)
     return Config(
         model=resnet50(num_classes=1000, dtype="bfloat16"),
         data=Synthetic((224, 224, 3), num_classes=1000, num_train=256 * devices, num_test=16),
         epochs=1,
         batch_size=256 * devices,
         optimizer=Optimizer("sgd", learning_rate=0.1, momentum=0.9),
+        compiler_options=tuple(options),
     )
 
 
@@ -121,9 +125,9 @@ def step_seconds(experiment: Experiment, rounds: int, steps: int) -> tuple[float
     return statistics.median(whole), statistics.median(calls)
 
 
-def throughput(mesh: Mesh, small: bool) -> dict[str, Any]:
+def throughput(mesh: Mesh, small: bool, options: Sequence[str]) -> dict[str, Any]:
     """Images a second, and memory beside what the compiler said."""
-    config = large_run(mesh.devices.size, small)
+    config = large_run(mesh.devices.size, small, options)
     experiment = prepare(config, mesh)
     said: Any = experiment.compiled().memory_analysis()
     seconds, _ = step_seconds(experiment, rounds=5, steps=3 if small else 10)
@@ -138,9 +142,9 @@ def throughput(mesh: Mesh, small: bool) -> dict[str, Any]:
     }
 
 
-def overhead(mesh: Mesh) -> dict[str, float]:
+def overhead(mesh: Mesh, options: Sequence[str]) -> dict[str, float]:
     """Of a step that computes little."""
-    experiment = prepare(small_run("hierarchical", mesh.devices.size), mesh)
+    experiment = prepare(small_run("auto", mesh.devices.size, options), mesh)
     whole, call = step_seconds(experiment, rounds=5, steps=20)
     return {"step_milliseconds": 1e3 * whole, "call_milliseconds": 1e3 * call}
 
@@ -162,8 +166,9 @@ def page(found: dict[str, Any]) -> str:
     """What was found, for people."""
     speed, cost = found["throughput"], found["overhead"]
     peak = "unknown" if speed["peak_bytes"] is None else f"{speed['peak_bytes'] / 2**30:.2f} GiB"
+    options = "".join(f", {option}" for option in found["options"])
     lines = [
-        f"# {found['devices']} x {found['kind']}, JAX {found['jax']}",
+        f"# {found['devices']} x {found['kind']}, JAX {found['jax']}{options}",
         "",
         f"- {speed['network']}, batch {speed['batch_size']}: {speed['images_per_second']:,.0f} images a second, "
         f"{1e3 * speed['step_seconds']:.1f} ms a step",
@@ -189,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--small", action="store_true", help="a small network in place of ResNet-50, and no photos")
+    parser.add_argument("--options", nargs="+", default=[], metavar="OPTION", help="NAME=VALUE, or sparse_cores")
     args = parser.parse_args(argv)
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", 8)  # at least as many as accelerators of a machine
@@ -199,9 +205,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "platform": first.platform,
         "devices": mesh.devices.size,
         "jax": jax.__version__,
-        "numerics": numerics(mesh),
-        "throughput": throughput(mesh, args.small),
-        "overhead": overhead(mesh),
+        "options": args.options,
+        "numerics": numerics(mesh, args.options),
+        "throughput": throughput(mesh, args.small, args.options),
+        "overhead": overhead(mesh, args.options),
         "decode": {} if args.small else decoded(),
     }
     args.out.mkdir(parents=True, exist_ok=True)

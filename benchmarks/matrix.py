@@ -11,7 +11,6 @@ compilers: make compilers.
 import argparse
 import itertools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,12 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.compiling import ROOT, environment, last_words, read_rows
 from jaxnet.comm import STRATEGIES
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.errors import InputError
 
-ROOT = Path(__file__).parents[1]
-COMPILERS = ROOT / ".venv-compilers"
 CLUSTERS = ("h100:2x8", "v5e:4x4", "v5e:4x4/2", "v5p:2x2x4")
 _LIMIT_SECONDS = 1800
 _PAGE = """\
@@ -75,7 +73,6 @@ def compiled(cell: Cell) -> dict[str, Any]:
     devices = Cluster.named(cell.cluster).devices
     settings = [f"strategy={cell.strategy}", f"batch_size={model.batch * devices}"]
     command = ["-m", "jaxnet", "plan", "--config", str(ROOT / model.config), "--on", cell.cluster, "--json", *settings]
-    path = os.pathsep.join([str(COMPILERS), str(ROOT), os.environ.get("PYTHONPATH", "")])
     begun = time.monotonic()
     try:
         done = subprocess.run(
@@ -83,15 +80,13 @@ def compiled(cell: Cell) -> dict[str, Any]:
             capture_output=True,
             text=True,
             timeout=_LIMIT_SECONDS,
-            env=os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env=environment(),
         )
     except subprocess.TimeoutExpired:
         return {**cell._asdict(), "error": f"no end after {_LIMIT_SECONDS} s"}
     row: dict[str, Any] = {**cell._asdict(), "seconds": round(time.monotonic() - begun, 1)}
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        how = f"killed by signal {-done.returncode}" if done.returncode < 0 else last.removeprefix("error: ")
-        return {**row, "error": how[:300]}
+        return {**row, "error": last_words(done)}
     return {**row, **_short(json.loads(done.stdout))}
 
 
@@ -140,10 +135,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the cells that are missing, or the page of those that are there."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -156,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--strategy", action="append", choices=list(STRATEGIES), help="may be repeated; default: all")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables of what is there, and end")
     args = parser.parse_args(argv)
-    rows = _read(args.out)
+    rows = read_rows(args.out)
     if args.page:
         if not rows:
             raise InputError(f"{args.out} has no cells yet; make some first, without --page")

@@ -279,6 +279,7 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
 def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> list[dict[str, Any]]:
     """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
     from jaxnet.comm import (
+        AUTO,
         STRATEGIES,
         Averaging,
         Strategy,
@@ -298,6 +299,7 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
     strategies = [
         named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
         for name in dict.fromkeys([*STRATEGIES, *([config.strategy] if isinstance(config.strategy, str) else [])])
+        if name != AUTO
     ]
     strategies += [config.strategy] if isinstance(config.strategy, Strategy) else []
     for strategy in strategies:

@@ -10,7 +10,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
     whole strategies        STRATEGIES, named_strategy, Strategy, Averaging
     what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
-    by platform             compiler_options, as_sent, on_platform, tiled, pipelined
+    by platform             compiler_options, platform_options, chosen_options, as_sent, on_platform, tiled, pipelined
     what was compiled       verify, collectives_in, programs_in, schedule
     the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device
     a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along
@@ -20,7 +20,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
 from jaxnet.comm import codecs
 from jaxnet.comm.bucketed import after, bucketed, during, grouped, in_order
 from jaxnet.comm.buckets import Bucket, BucketPlan
-from jaxnet.comm.by_name import STRATEGIES, has_bucket_size, named_strategy, settings_of, takes_all_reduce
+from jaxnet.comm.by_name import AUTO, STRATEGIES, has_bucket_size, named_strategy, settings_of, takes_all_reduce
 from jaxnet.comm.codecs import Codec
 from jaxnet.comm.compressed import cast, compressed, compressed_scattered
 from jaxnet.comm.expression import GiB, KiB, MiB, expressed
@@ -57,7 +57,16 @@ from jaxnet.comm.pieces import (
     messages_of,
     replicated_arrays,
 )
-from jaxnet.comm.platforms import as_sent, compiler_options, on_platform
+from jaxnet.comm.platforms import (
+    OPTION_SETS,
+    CompilerOption,
+    as_options,
+    as_sent,
+    chosen_options,
+    compiler_options,
+    on_platform,
+    platform_options,
+)
 from jaxnet.comm.powersgd import powersgd
 from jaxnet.comm.reducer import (
     BOUND_AXES,
@@ -142,6 +151,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "stacked_filled",
     # Strategies
     "STRATEGIES",
+    "AUTO",
     "Strategy",
     "Averaging",
     "BlockFilter",
@@ -158,6 +168,11 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "BucketPlan",
     "wire_bytes_per_axis",
     "compiler_options",
+    "platform_options",
+    "chosen_options",
+    "as_options",
+    "CompilerOption",
+    "OPTION_SETS",
     "as_sent",
     "on_platform",
     "tiled",

@@ -52,6 +52,13 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 }
 
 
+AUTO = "auto"
+"""The name of the default: the strategy that is best on a platform, as far as is known."""
+
+# A TPU's own all-reduce takes the links of all dims of a slice at once; stages take those of one dim after the other.
+_BEST = {"tpu": "ddp"}
+_BEST_ELSEWHERE = "hierarchical"
+
 # Sizes of buckets where another than the strategy's own, which Gloo sends well, is better.
 _BUCKET_BYTES = {("zero", "gpu"): 25 * MiB, ("zero", "tpu"): 25 * MiB}
 
@@ -64,7 +71,8 @@ def named_strategy(
     """The strategy called `name`, with buckets of `bucket_bytes` instead of its own size.
 
     Args:
-        name: one of `STRATEGIES`; `:key=value` behind it, any number, sets what else that function takes.
+        name: one of `STRATEGIES`; `:key=value` behind it, any number, sets what else that function takes. Or 'auto':
+            'ddp' on TPUs, 'hierarchical' elsewhere.
         bucket_bytes: None: what is best for the strategy on the platform.
         all_reduce: makes the sums across hosts, such as `mpi_all_reduce`; None: XLA's.
         platform: 'cpu', 'gpu' or 'tpu': where it will run.
@@ -77,7 +85,10 @@ def named_strategy(
     'during'
     >>> named_strategy("local_sgd:every=16").schedule.every
     16
+    >>> named_strategy("auto").name, named_strategy("auto", platform="tpu").name
+    ('hierarchical', 'ddp')
     """
+    name = _BEST.get(platform, _BEST_ELSEWHERE) if name == AUTO else name
     base, settings = _parse(name)
     if bucket_bytes is None:
         bucket_bytes = _BUCKET_BYTES.get((base, platform))
@@ -125,10 +136,14 @@ def _parameters(name: str) -> dict[str, inspect.Parameter]:
 def _parse(name: str) -> tuple[str, dict[str, Any]]:
     """The strategy's own name, and its settings."""
     base, *settings = name.split(":")
+    if base == AUTO:
+        if settings:
+            raise ValueError(f"strategy {name!r}: {AUTO} takes no settings; name a strategy")
+        base = _BEST_ELSEWHERE
     if base not in STRATEGIES:
         near = difflib.get_close_matches(base, STRATEGIES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no strategy {base!r}; {hint}there are: {', '.join(STRATEGIES)}")
+        raise ValueError(f"no strategy {base!r}; {hint}there are: {', '.join([AUTO, *STRATEGIES])}")
     given: dict[str, Any] = {}
     for key, value in (_setting(base, setting) for setting in settings):
         if key in given:

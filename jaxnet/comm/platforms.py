@@ -3,8 +3,9 @@
 A platform is that of the mesh's devices, `platform_of(mesh)`: a machine with GPUs may compile for TPUs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from jaxnet.comm.reducer import Collective
 from jaxnet.comm.strategy import Strategy
@@ -21,23 +22,105 @@ _CPU_PASSES = (
 )
 
 
-def compiler_options(platform: str) -> dict[str, str | int | bool]:
+Value = str | int | bool
+
+
+class CompilerOption(NamedTuple):
+    """An option of XLA's compiler.
+
+    Attributes:
+        name: as XLA has it.
+        value: that it gets.
+        why: in a few words.
+    """
+
+    name: str
+    value: Value
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={str(self.value).lower()}"
+
+
+# The CPU's are measured on jaxlib 0.10.2 and 0.12.0, those of GPUs and TPUs read off compiled programs.
+_GPU = (
+    *(
+        CompilerOption(f"xla_gpu_{kind}_combine_threshold_bytes", 1, "buckets are not merged again")
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
+    ),
+    CompilerOption("xla_gpu_enable_latency_hiding_scheduler", True, "collectives beside operations"),
+)
+_OPTIONS: Mapping[str, tuple[CompilerOption, ...]] = {
+    "cpu": (CompilerOption("xla_disable_hlo_passes", ",".join(_CPU_PASSES), "buckets and schedules stay"),),
+    "gpu": _GPU,
+    "cuda": _GPU,
+    "rocm": _GPU,
+    "tpu": (CompilerOption("xla_jf_crs_combiner_threshold_count", 1, "buckets are not merged again"),),
+}
+
+OPTION_SETS: Mapping[str, tuple[CompilerOption, ...]] = {
+    "sparse_cores": (
+        CompilerOption(
+            "xla_tpu_enable_sparse_core_collective_offload_all_reduce", True, "all-reduces run beside operations"
+        ),
+        CompilerOption("xla_tpu_sparse_core_all_reduce_offload_max_num_operands", 1, "buckets are not merged again"),
+        CompilerOption(
+            "xla_tpu_sparse_core_all_reduce_latency_multiplier", 30, "enough operations are put beside each"
+        ),
+    ),
+}
+"""Options that belong together, by the name under which a config asks for them.
+
+`sparse_cores`: all-reduces on the SparseCores of TPU v5p and v6e, which other TPUs lack. None is a default: such sums
+were reported to be wrong in older versions (AXLearn's comments on v6e with JAX 0.6.2). `python -m
+benchmarks.accelerator --options sparse_cores` checks them on the TPU at hand.
+"""
+
+
+def platform_options(platform: str) -> tuple[CompilerOption, ...]:
+    """What jaxnet tells the compiler of a platform, 'cpu', 'gpu' or 'tpu', so that explicit buckets stay buckets."""
+    return _OPTIONS.get(platform, ())
+
+
+def compiler_options(platform: str) -> dict[str, Value]:
     """Options for `jax.jit(..., compiler_options=...)` under which explicit buckets stay buckets.
 
     Args:
         platform: 'cpu', 'gpu' or 'tpu', as a device names it.
 
-    The CPU's are measured on jaxlib 0.10.2 and 0.12.0. Those of GPUs and TPUs are read off compiled programs: a combine
-    threshold other than the GPU's default (30 MiB + 7) turns its heuristics off, and the latency-hiding scheduler, off
-    by default, is what overlaps collectives with computation; a TPU merges up to 256 all-reduces into one.
+    >>> compiler_options("tpu")
+    {'xla_jf_crs_combiner_threshold_count': 1}
     """
-    if platform == "cpu":
-        return {"xla_disable_hlo_passes": ",".join(_CPU_PASSES)}
-    if platform in ("gpu", "cuda", "rocm"):
-        kinds = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
-        thresholds: dict[str, str | int | bool] = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 for kind in kinds}
-        return {**thresholds, "xla_gpu_enable_latency_hiding_scheduler": True}
-    return {"xla_jf_crs_combiner_threshold_count": 1} if platform == "tpu" else {}
+    return as_options(platform_options(platform))
+
+
+def as_options(options: Iterable[CompilerOption]) -> dict[str, Value]:
+    """As `jax.jit(..., compiler_options=...)` takes them; of two of one name the later one."""
+    return {option.name: option.value for option in options}
+
+
+def chosen_options(texts: Sequence[str]) -> tuple[CompilerOption, ...]:
+    """Options as a config asks for them.
+
+    Args:
+        texts: each NAME=VALUE, or the name of one of `OPTION_SETS`.
+
+    Raises:
+        ValueError: a text is neither.
+
+    >>> [str(option) for option in chosen_options(["xla_cpu_enable_fast_math=true"])]
+    ['xla_cpu_enable_fast_math=true']
+    """
+    chosen: list[CompilerOption] = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if text in OPTION_SETS:
+            chosen += OPTION_SETS[text]
+        elif name and equals:
+            chosen.append(CompilerOption(name, value, "asked for"))
+        else:
+            raise ValueError(f"{text!r}: wanted NAME=VALUE, or one of {', '.join(OPTION_SETS)}")
+    return tuple(chosen)
 
 
 # ---- Messages -----------------------------------------------------------------------------------------------------

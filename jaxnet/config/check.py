@@ -10,7 +10,17 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import HOST, STRATEGIES, AllReduce, Strategy, is_described, mesh_size, named_strategy, takes_all_reduce
+from jaxnet.comm import (
+    HOST,
+    STRATEGIES,
+    AllReduce,
+    Strategy,
+    chosen_options,
+    is_described,
+    mesh_size,
+    named_strategy,
+    takes_all_reduce,
+)
 from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
 from jaxnet.config.run import Config
 from jaxnet.data import Source
@@ -184,8 +194,19 @@ def check_config(config: Config) -> None:
     check_recipe(config)
     check_validation(config)
     strategy, mode = strategy_of(config)
+    check_compiler_options(config)
     check_ensemble(config, strategy, mode)
     check_hybrid(config, strategy, mode)
+
+
+def check_compiler_options(config: Config) -> None:
+    """Refuse options that name nothing, or that would not reach the compiler."""
+    try:
+        chosen_options(config.compiler_options)
+    except ValueError as error:
+        raise InputError(f"compiler_options: {error}") from None
+    if config.compiler_options and config.mode == "pieces":
+        raise InputError("compiler_options do not go with mode=pieces, whose programs have options of their own")
 
 
 def check_parts(config: Config) -> None:

@@ -144,7 +144,7 @@ class Config:
         batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
             mean), of each host ('host'), or the whole ('global').
         strategy: how gradients travel: a name (`jaxnet strategies` lists them, and what 'NAME:key=value' can set), or a
-            `comm.Strategy` of your own.
+            `comm.Strategy` of your own. 'auto' is 'ddp' on TPUs and 'hierarchical' elsewhere.
         bucket_bytes: instead of the size of a named strategy's buckets.
         mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison; 'pieces' makes
             several programs of a step, which is the fastest across CPU hosts.
@@ -163,6 +163,8 @@ class Config:
         guard: what is done about numbers that go wrong; see `Guard`.
         ensemble: several networks at once; see `Ensemble`.
         watchdog: when a run that hangs is ended; see `WatchdogLimits`.
+        compiler_options: of XLA, for the step, besides those that jaxnet sets: NAME=VALUE each, or `sparse_cores`, the
+            sums of a TPU v5p or v6e beside its products. `jaxnet plan --on` prints all.
         compile_cache: the directory, relative to the workdir, in which compiled programs are kept, so that a restart
             compiles nothing; None: they are not kept.
     """
@@ -179,7 +181,7 @@ class Config:
     average_decay: BelowOne | None = None
     microbatches: Count = 1
     batch_norm: Literal["local", "host", "global"] = "local"
-    strategy: str | Strategy = "hierarchical"
+    strategy: str | Strategy = "auto"
     bucket_bytes: _BucketBytes | None = None
     mode: Literal["auto", "shard_map", "jit", "pmap", "pieces"] = "auto"
     shard_dense: tuple[str, ...] = ()
@@ -194,4 +196,5 @@ class Config:
     guard: Guard = field(default_factory=Guard)
     ensemble: Ensemble = field(default_factory=Ensemble)
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
+    compiler_options: tuple[str, ...] = ()
     compile_cache: str | None = "compile_cache"

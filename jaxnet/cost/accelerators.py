@@ -43,6 +43,7 @@ class Accelerator:
         far: bytes/s that a device sends to those of other hosts; of other slices.
         latency: seconds until the first byte arrives, near and far.
         dims: sizes in a mesh's name: 2 or 3.
+        clock: cycles/s of a TPU's cores, in which its compiler says what operations take; 0 for GPUs.
         description: what the compiler is told: fields of a GPU, and how a TPU slice is named.
     """
 
@@ -56,6 +57,7 @@ class Accelerator:
     far: float
     latency: tuple[float, float]
     dims: int
+    clock: float
     description: Mapping[str, Any] = field(repr=False)
 
     def rate(self, dtype: str) -> float:
@@ -68,22 +70,32 @@ def _gpu(
 ) -> Accelerator:
     """FLOP/s are those of 16 bits and of float32; bytes/s those of memory, NVLink and the network."""
     by_dtype = {"bfloat16": flops[0], "float16": flops[0], "float32": flops[1]}
-    return Accelerator(name, "gpu", title, memory, by_dtype, *rates, (3e-6, 10e-6), 2, described)
+    return Accelerator(name, "gpu", title, memory, by_dtype, *rates, (3e-6, 10e-6), 2, 0.0, described)
 
 
 def _tpu(
-    name: str, title: str, memory: int, flops: float, rates: tuple[float, float, float], dims: int, **described: Any
+    name: str,
+    title: str,
+    memory: int,
+    flops: float,
+    rates: tuple[float, float, float],
+    dims: int,
+    clock: float,
+    **described: Any,
 ) -> Accelerator:
     """FLOP/s are those of bfloat16; bytes/s those of memory, of one link one way, and of a host's network."""
     memory_rate, link, network = rates
     by_dtype = dict.fromkeys(("bfloat16", "float16", "float32"), flops)
     near, far = 2 * dims * link, network / 4
-    return Accelerator(name, "tpu", title, memory, by_dtype, memory_rate, near, far, (1e-6, 20e-6), dims, described)
+    return Accelerator(
+        name, "tpu", title, memory, by_dtype, memory_rate, near, far, (1e-6, 20e-6), dims, clock, described
+    )
 
 
 # GPUs: data sheets of NVIDIA (A100 SXM4, H100 SXM5, H200, B200; NVLink one way; network as in DGX A100, H100 and B200),
 # memory and cores as XLA's target configurations have them. For older ones JAX's compiler asks for an older ptxas.
-# TPUs: jax-ml/scaling-book, "How to Think About TPUs"; network 25 GB/s for the four chips of a host.
+# TPUs: jax-ml/scaling-book, "How to Think About TPUs"; network 25 GB/s for the four chips of a host; the clock is the
+# rate of products over what the matrix units do in a cycle (4 of 128 x 128 a core; of v6e 4 of 256 x 256).
 ACCELERATORS = {
     each.name: each
     for each in (
@@ -97,10 +109,10 @@ ACCELERATORS = {
              capability=9, cores=132, fpus=128, shared=233_472, optin=232_448, l2=52_428_800, clock=1.98),
         _gpu("b200", "NVIDIA B200", 191_514_411_008, (2_250e12, 1_125e12), (7_672e9, 900e9, 50e9),
              capability=10, cores=148, fpus=128, shared=233_472, optin=232_448, l2=132_644_864, clock=1.965),
-        _tpu("v4", "TPU v4", 32 * GiB, 275e12, (1.2e12, 4.5e10, 2.5e10), 3, named="v4", chip="megacore"),
-        _tpu("v5e", "TPU v5e", 16 * GiB, 197e12, (8.1e11, 4.5e10, 2.5e10), 2, named="v5e", chip="default"),
-        _tpu("v5p", "TPU v5p", 95 * GiB, 459e12, (2.8e12, 9e10, 2.5e10), 3, named="v5", chip="megacore"),
-        _tpu("v6e", "TPU v6e", 32 * GiB, 920e12, (1.6e12, 9e10, 2.5e10), 2, named="v6e", chip="default"),
+        _tpu("v4", "TPU v4", 32 * GiB, 275e12, (1.2e12, 4.5e10, 2.5e10), 3, 1.05e9, named="v4", chip="megacore"),
+        _tpu("v5e", "TPU v5e", 16 * GiB, 197e12, (8.1e11, 4.5e10, 2.5e10), 2, 1.5e9, named="v5e", chip="default"),
+        _tpu("v5p", "TPU v5p", 95 * GiB, 459e12, (2.8e12, 9e10, 2.5e10), 3, 1.75e9, named="v5", chip="megacore"),
+        _tpu("v6e", "TPU v6e", 32 * GiB, 920e12, (1.6e12, 9e10, 2.5e10), 2, 1.75e9, named="v6e", chip="default"),
     )
 }  # fmt: skip
 
@@ -178,14 +190,20 @@ class Cluster:
     @property
     def near_rate(self) -> float:
         """Bytes/s that a device sends to those near; half of it in a TPU slice whose links close no rings."""
-        open_torus = self.accelerator.platform == "tpu" and not all(self._closed)
+        open_torus = self.accelerator.platform == "tpu" and not all(self.closed)
         return self.accelerator.near / 2 if open_torus else self.accelerator.near
 
     @property
-    def neighbour_rate(self) -> float:
-        """Bytes/s that a device sends to one other of those near: a TPU over one of its links."""
-        kind = self.accelerator
-        return kind.near / (2 * kind.dims) if kind.platform == "tpu" else kind.near
+    def link_rate(self) -> float:
+        """Bytes/s of one link of a TPU, one way."""
+        return self.accelerator.near / (2 * self.accelerator.dims)
+
+    @property
+    def closed(self) -> list[bool]:
+        """Of each dim of a TPU slice, whether its links close a ring."""
+        if self.accelerator.dims == 3:
+            return [all(size % 4 == 0 for size in self.sizes)] * 3
+        return [size == 16 for size in self.sizes]
 
     def describe(self) -> Sequence[Any]:
         """The devices, as JAX's. Call `prepare_compilers` first.
@@ -212,19 +230,12 @@ class Cluster:
         return f"{self.accelerator.description['named']}:{'x'.join(map(str, self.sizes))}"
 
     @property
-    def _closed(self) -> list[bool]:
-        """Of each dim of a slice, whether its links close a ring."""
-        if self.accelerator.dims == 3:
-            return [all(size % 4 == 0 for size in self.sizes)] * 3
-        return [size == 16 for size in self.sizes]
-
-    @property
     def _slice_options(self) -> dict[str, Any]:
         """Chips of a host, links that close a ring, slices: as the makers' slices have them."""
         options: dict[str, Any] = {
             "chip_config_name": self.accelerator.description["chip"],
             "chips_per_host_bounds": [min(2, self.sizes[0]), min(2, self.sizes[1]), 1],
-            "wrap": [*self._closed, False][:3],
+            "wrap": [*self.closed, False][:3],
         }
         return {**options, "num_slices": self.slices} if self.slices > 1 else options
 

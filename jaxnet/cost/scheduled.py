@@ -1,19 +1,22 @@
 """A compiled program's schedule in time: what its operations and collectives take at the published rates of a device.
 
 A model, not a measurement. Operations run one after the other, each as long as its products or its bytes take at the
-full rate. A collective begins at its start, or when its link is free; it has arrived when the bytes that a device must
-send have left at the full rate of the link. The device waits for it at its done. What the device waits is exposed:
+full rate, or, on a TPU, as its compiler says, where that is longer. A collective begins at its start, or when its link
+is free; it has arrived when the bytes that a device must send have left at the full rate of the link. The device waits
+for it at its done. What the device waits is exposed:
 
     compute   | product | product |............| update |
     near           | sum of a bucket           |                a part of one product is hidden behind the other
+
+A TPU's links along different dims carry different collectives at the same time; `jaxnet.cost.links` has the rates.
 """
 
-import collections
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxnet.comm import Collective, FoundCollective, collectives_in, programs_in, schedule
+from jaxnet.comm import FoundCollective, collectives_in, programs_in, schedule
 from jaxnet.cost.accelerators import Cluster
+from jaxnet.cost.links import Load, load
 from jaxnet.cost.work import Counter, Work
 
 
@@ -22,7 +25,7 @@ class Span(NamedTuple):
 
     Attributes:
         name: the instruction's.
-        track: 'compute', 'wait', or the link that is busy: 'near' or 'far'.
+        track: 'compute', 'wait', or the link that is busy; see `jaxnet.cost.links.Load`.
         begin: seconds since the step began.
         end: likewise.
     """
@@ -39,7 +42,7 @@ class Travel:
 
     Attributes:
         found: the collective.
-        link: 'near' or 'far'.
+        link: that it takes; several with a plus between them.
         bytes: that a device sends for it.
         seconds: on its link.
         exposed: seconds for which the device waits for it.
@@ -89,36 +92,37 @@ def modelled(hlo: str, cluster: Cluster) -> Timeline:
     [program] = programs_in(hlo)
     steps, collectives = schedule(program), collectives_in(hlo)
     counter, clock = Counter(program), _Clock()
+    loads = {found.name: load(found, cluster) for found in collectives}
     begun = {found.start: found for found in collectives}
     ended = {found.done: found for found in collectives}
     parts = begun.keys() | ended.keys()
-    done: dict[str, tuple[float, float]] = {}
+    waited: dict[str, float] = {}
     prefix = [Work()]
     for place, step in enumerate(steps):
         # 1. A collective whose start this is takes its link as soon as that is free.
         if found := begun.get(place):
-            link, seconds = _link(found, cluster), _seconds(found, cluster)
-            clock.send(found.name, link, seconds)
+            clock.send(found.name, loads[found.name])
         # 2. An operation takes as long as its products, or its bytes.
         work = Work() if place in parts else counter.work(step)
         clock.compute(step.name, roofline(work, cluster))
         prefix.append(work)
         # 3. At its done the device waits for the collective.
         if found := ended.get(place):
-            done[found.name] = clock.wait(found.name)
+            waited[found.name] = clock.wait(found.name)
     travels = []
     for found in collectives:
         beside = sum(prefix[found.start + 2 : found.done + 1], Work())
-        sent = _wire_bytes(found, cluster)
-        travels.append(Travel(found, _link(found, cluster), sent, *done[found.name], beside))
+        taken = loads[found.name]
+        travels.append(Travel(found, "+".join(taken.links), taken.bytes, taken.seconds, waited[found.name], beside))
     return Timeline(tuple(travels), tuple(clock.spans), clock.now)
 
 
 def roofline(work: Work, cluster: Cluster) -> float:
-    """Seconds: what takes longer, the products at their rate or the bytes at that of memory."""
+    """Seconds: the longest of the products at their rate, the bytes at that of memory, and the compiler's cycles."""
     kind = cluster.accelerator
     products = sum(count / kind.rate(dtype) for dtype, count in work.flops.items())
-    return max(products, work.bytes / kind.memory_rate)
+    cycles = work.cycles / kind.clock if kind.clock else 0.0
+    return max(products, work.bytes / kind.memory_rate, cycles)
 
 
 class _Clock:
@@ -127,65 +131,28 @@ class _Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.spans: list[Span] = []
-        self._free = {"near": 0.0, "far": 0.0}
-        self._arrives: dict[str, tuple[float, float]] = {}
+        self._free: dict[str, float] = {}
+        self._arrives: dict[str, float] = {}
 
     def compute(self, name: str, seconds: float) -> None:
         if seconds > 0:
             self.spans.append(Span(name, "compute", self.now, self.now + seconds))
             self.now += seconds
 
-    def send(self, name: str, link: str, seconds: float) -> None:
-        begin = max(self.now, self._free[link])
-        self._free[link] = begin + seconds
-        self._arrives[name] = begin + seconds, seconds
-        self.spans.append(Span(name, link, begin, begin + seconds))
+    def send(self, name: str, taken: Load) -> None:
+        """It begins when all its links are free."""
+        begin = max(self.now, *(self._free.get(link, 0.0) for link in taken.links))
+        end = begin + taken.seconds
+        for link in taken.links:
+            self._free[link] = end
+            self.spans.append(Span(name, link, begin, end))
+        self._arrives[name] = end
 
-    def wait(self, name: str) -> tuple[float, float]:
-        """Seconds on the link, and of waiting for it now."""
-        arrives, seconds = self._arrives[name]
+    def wait(self, name: str) -> float:
+        """Seconds of waiting for it now."""
+        arrives = self._arrives[name]
         waited = max(0.0, arrives - self.now)
         if waited:
             self.spans.append(Span(name, "wait", self.now, arrives))
             self.now = arrives
-        return seconds, waited
-
-
-# ---- Collectives on links -----------------------------------------------------------------------------------------
-
-
-def _members(found: FoundCollective, cluster: Cluster) -> tuple[int, int]:
-    """How many take part in one, and how many of them are near each other: on one host, or in one slice."""
-    if found.transport == "dcn":
-        return cluster.slices, 1
-    places = [tuple(pair) for pair in found.pairs] or [tuple(group) for group in found.groups]
-    if not places:
-        return cluster.devices, min(cluster.devices, cluster.near_devices)
-    if found.partitions == cluster.near_devices < cluster.devices:  # of a program that numbers one slice
-        return len(places[0]), len(places[0])
-    hosts = [collections.Counter(place // cluster.near_devices for place in each) for each in places]
-    return len(places[0]), min(max(each.values()) for each in hosts)
-
-
-def _link(found: FoundCollective, cluster: Cluster) -> str:
-    size, near = _members(found, cluster)
-    return "near" if size == near else "far"
-
-
-def _wire_bytes(found: FoundCollective, cluster: Cluster) -> int:
-    size, _ = _members(found, cluster)
-    return sum(Collective(found.kind, (), size, elements, dtype).wire_bytes for dtype, elements in found.arrays)
-
-
-def _seconds(found: FoundCollective, cluster: Cluster) -> float:
-    """Latency, and the bytes at the rate of the slower link.
-
-    What k devices of a host send together to another host shares their k connections to the network.
-    """
-    size, near = _members(found, cluster)
-    sent, kind = _wire_bytes(found, cluster), cluster.accelerator
-    one_way = found.kind == "collective-permute"
-    at_near = sent / (cluster.neighbour_rate if one_way else cluster.near_rate) if near > 1 else 0.0
-    if size == near:
-        return kind.latency[0] + at_near
-    return kind.latency[1] + max(at_near, sent / (near * kind.far))
+        return waited

@@ -19,6 +19,8 @@ from jaxnet.comm.hlo import FREE
 _Dims = tuple[int, ...]
 _Array = tuple[str, _Dims]
 
+_CYCLES = r'"estimated_cycles":"(\d+)"'
+_UPDATE = "dynamic-update-slice"
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _TO_INPUT, _TO_FILTER = "__cudnn$convBackwardInput", "__cudnn$convBackwardFilter"
 
@@ -30,20 +32,23 @@ class Work:
     Attributes:
         flops: of products, by the dtype of their factors.
         bytes: read from and written to memory.
+        cycles: that the compiler of a TPU says it takes; 0 where none says.
     """
 
     flops: Mapping[str, float] = field(default_factory=dict)
     bytes: float = 0.0
+    cycles: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
         sums = defaultdict[str, float](float, self.flops)
         for dtype, count in other.flops.items():
             sums[dtype] += count
-        return Work(dict(sums), self.bytes + other.bytes)
+        return Work(dict(sums), self.bytes + other.bytes, self.cycles + other.cycles)
 
     def times(self, count: int) -> "Work":
         """Of so many such operations."""
-        return Work({dtype: count * each for dtype, each in self.flops.items()}, count * self.bytes)
+        flops = {dtype: count * each for dtype, each in self.flops.items()}
+        return Work(flops, count * self.bytes, count * self.cycles)
 
 
 class Counter:
@@ -65,7 +70,8 @@ class Counter:
         if step.op in ("call", "conditional"):
             branches = [self._of_all([name]) for name in step.called]
             return max(branches, key=lambda work: work.bytes, default=Work())
-        return Work(self._flops(step), self._bytes(step))
+        cycles = float(step.attribute(_CYCLES) or 0)
+        return Work(self._flops(step), self._bytes(step), cycles)
 
     def _of_all(self, names: Sequence[str]) -> Work:
         steps = (each for name in names for each in self._program.computations.get(name, ()))
@@ -74,12 +80,17 @@ class Counter:
     # ---- Bytes ----
 
     def _bytes(self, step: Instruction) -> float:
-        """Operands and results once, as far as they lie in main memory; of an operand that is sliced, the slices."""
+        """Operands and results once, as far as they lie in main memory; of an operand that is sliced, the slices.
+
+        Of an operand into which a part is written, and which is the result, that part.
+        """
         inner = self._program.computations.get(step.called[0], ()) if step.op == "fusion" and step.called else ()
-        taken = _sliced(inner)
         stored = [self._stored.get(name, 0) for name in step.operands]
-        read = sum(min(size, taken.get(place, size)) for place, size in enumerate(stored))
-        return float(read + self._stored[step.name])
+        taken = _sliced(inner)
+        into, part = (0, stored[1]) if step.op == _UPDATE else _updated(inner)
+        read = sum(min(size, taken.get(place, size)) for place, size in enumerate(stored) if place != into)
+        written = self._stored[step.name]
+        return float(read + (written if into is None else min(part, written)))
 
     # ---- FLOPs ----
 
@@ -147,6 +158,23 @@ def _itemsize(dtype: str) -> int:
         return int(jnp.dtype(dtype).itemsize)
     except TypeError:  # a token, or a type that this version lacks
         return 0 if dtype == "token" else 1
+
+
+def _updated(computation: Sequence[Instruction]) -> tuple[int | None, int]:
+    """The operand that a fusion gives back with a part of it overwritten, by its place, and the bytes of the part.
+
+    (None, 0) where it does something else. Compilers write the part in place.
+    """
+    makes = {each.name: each for each in computation}
+
+    def behind_bitcasts(name: str) -> Instruction:
+        return behind_bitcasts(makes[name].operands[0]) if makes[name].op == "bitcast" else makes[name]
+
+    last = behind_bitcasts(computation[-1].name) if computation else None
+    if last is None or last.op != _UPDATE:
+        return None, 0
+    buffer, part = (behind_bitcasts(name) for name in last.operands[:2])
+    return (int(buffer.inside), _bytes_of(part.arrays)) if buffer.op == "parameter" else (None, 0)
 
 
 def _sliced(computation: Sequence[Instruction]) -> dict[int, int]:

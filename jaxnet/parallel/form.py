@@ -17,7 +17,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import AllReduce, BucketPlan, Collective, Reducer, Strategy, all_reduce
+from jaxnet.comm import AllReduce, BucketPlan, Collective, CompilerOption, Reducer, Strategy, all_reduce
 from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
@@ -42,6 +42,7 @@ class StepOptions:
         all_reduce: sums metrics and running averages; of the same transport as the strategy.
         ranks: processes that MPI joins, each with a mesh of its own.
         skip: leave the state as it was where the loss or the gradient is not finite; see `Skip`.
+        compiler: options for the compiler besides those that the platform and the networks need; in no mode 'pieces'.
     """
 
     mode: Mode = "shard_map"
@@ -51,6 +52,7 @@ class StepOptions:
     all_reduce: AllReduce = all_reduce
     ranks: int = 1
     skip: bool = True
+    compiler: tuple[CompilerOption, ...] = ()
 
 
 class Traffic(NamedTuple):

@@ -153,7 +153,7 @@ class LocalUpdate:
             *(options.microbatches, options.average_decay),
             skip=Skip() if options.skip else None,
         )
-        return shard_mapped(step, self.mesh, layout.specs)
+        return shard_mapped(step, self.mesh, layout.specs, options.compiler)
 
     def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
         """The means at the end of a round, and the synchronous steps before; each counts as often as it runs."""

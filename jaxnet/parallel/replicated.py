@@ -19,8 +19,10 @@ from jaxnet.comm import (
     AXES,
     DEVICE,
     HOST,
+    CompilerOption,
     Reducer,
     Strategy,
+    as_options,
     compiler_options,
     mesh_size,
     one_per_device,
@@ -115,7 +117,7 @@ class Replicated:
                 *(loss_fn, optimizer, mesh_size(self.mesh), options.microbatches, options.average_decay),
                 skip=Skip() if options.skip else None,
             )
-            return jitted(step, self.mesh)
+            return jitted(step, self.mesh, self.options.compiler)
         cut_axes = layout.cut_axes if layout else ()
         step = device_step(
             *(loss_fn, optimizer, reducer.reduce, mesh_size(self.mesh) * options.ranks),
@@ -124,9 +126,10 @@ class Replicated:
             skip=Skip(cut_axes) if options.skip else None,
         )
         if options.mode == "pmap":
-            return pmapped(step, self.mesh)
+            return pmapped(step, self.mesh, self.options.compiler)
         everywhere = same_but_comm(PartitionSpec(), OWN)
-        return shard_mapped(step, self.mesh, layout.specs if layout and cut_axes else everywhere)
+        specs = layout.specs if layout and cut_axes else everywhere
+        return shard_mapped(step, self.mesh, specs, self.options.compiler)
 
     def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
         """Gradients, then metrics and running averages, then what cut layers send."""
@@ -154,7 +157,9 @@ def same_but_comm(other: Any, comm: Any) -> TrainState:
     return TrainState(other, other, other, other, comm, other, other, other)
 
 
-def shard_mapped(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrapped:
+def shard_mapped(
+    step: StepFn, mesh: Mesh, specs: TrainState, options: Sequence[CompilerOption] = ()
+) -> jax.stages.Wrapped:
     """One program a device, whose collectives are ours; states lie as `specs` say."""
 
     def on_device(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -172,7 +177,7 @@ def shard_mapped(step: StepFn, mesh: Mesh, specs: TrainState) -> jax.stages.Wrap
         donate_argnums=0,
         in_shardings=(states, None),  # a batch may be of NumPy, which of several processes JAX takes only unsaid
         out_shardings=(states, replicated(mesh)),
-        compiler_options=_options(mesh),
+        compiler_options=_options(mesh, options),
     )
 
 
@@ -184,7 +189,7 @@ def _with_place(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[None, None], tree)
 
 
-def jitted(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
+def jitted(step: StepFn, mesh: Mesh, options: Sequence[CompilerOption] = ()) -> jax.stages.Wrapped:
     """One global program, which XLA partitions; the state is whole on every device."""
     everywhere = replicated(mesh)
     return jax.jit(
@@ -192,11 +197,11 @@ def jitted(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
         donate_argnums=0,
         in_shardings=(everywhere, split_by_example(mesh)),
         out_shardings=(everywhere, everywhere),
-        compiler_options=network_options(platform_of(mesh)),
+        compiler_options={**network_options(platform_of(mesh)), **as_options(options)},
     )
 
 
-def pmapped(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
+def pmapped(step: StepFn, mesh: Mesh, options: Sequence[CompilerOption] = ()) -> jax.stages.Wrapped:
     """As `shard_mapped`, of a state that is whole everywhere, by the older `jax.pmap`. ValueError: several hosts."""
     if mesh.shape[HOST] != 1:
         raise ValueError(f"mode 'pmap' has one mesh axis and takes a mesh of one host, got {mesh.shape[HOST]} hosts")
@@ -228,11 +233,11 @@ def pmapped(step: StepFn, mesh: Mesh) -> jax.stages.Wrapped:
         donate_argnums=0,
         in_shardings=(shardings, split_by_example(mesh)),
         out_shardings=(shardings, everywhere),
-        compiler_options=_options(mesh),
+        compiler_options=_options(mesh, options),
     )
 
 
-def _options(mesh: Mesh) -> dict[str, str | int | bool]:
+def _options(mesh: Mesh, more: Sequence[CompilerOption]) -> dict[str, str | int | bool]:
     platform = platform_of(mesh)
     # Both name passes to leave out: of compiler_options, which has those of network_options among its own.
-    return {**network_options(platform), **compiler_options(platform)}
+    return {**network_options(platform), **compiler_options(platform), **as_options(more)}

@@ -86,7 +86,7 @@ class ShardedUpdate:
             gather=lambda parts: shards.gather(parts, shapes),
             skip=Skip(AXES) if options.skip else None,
         )
-        return shard_mapped(step, self.mesh, layout.specs)
+        return shard_mapped(step, self.mesh, layout.specs, options.compiler)
 
     def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
         """Gathers and scatters, metrics and running averages, then norms and the guard, which span all shards."""

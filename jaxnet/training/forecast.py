@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxnet.comm import Check, has_bucket_size
+from jaxnet.comm import Check, CompilerOption, has_bucket_size
 from jaxnet.config.run import Config
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.cost.scheduled import Timeline, Travel, modelled
@@ -61,6 +61,7 @@ class Forecast:
         plan: what the step sends, beside the compiled program.
         memory: of a device.
         timeline: the program in time, by the model.
+        options: of the compiler.
         note: how it was compiled otherwise than it would be on a device; '' mostly.
     """
 
@@ -68,6 +69,7 @@ class Forecast:
     plan: RunPlan
     memory: Memory
     timeline: Timeline
+    options: tuple[CompilerOption, ...] = ()
     note: str = ""
 
     @property
@@ -89,6 +91,7 @@ class Forecast:
         return {
             **self.plan.as_json(),
             "on": {"kind": kind.name, "title": kind.title, "devices": self.cluster.devices, "jax": jax.__version__},
+            "options": [option._asdict() for option in self.options],
             "note": self.note,
             "memory": {**dataclasses.asdict(self.memory), "fits": self.memory.fits},
             "hidden_share": self.hidden_share,
@@ -114,11 +117,13 @@ def forecast(experiment: Experiment, cluster: Cluster) -> Forecast:
     """
     try:
         compiled, note = _compiled(experiment)
+    except InputError:
+        raise
     except Exception as error:  # of the compiler, in its own words
         raise InputError(f"--on: XLA does not compile this step for {cluster}: {error_text(error)}") from error
     hlo = compiled.as_text() or ""
     plan, timeline = experiment.plan.beside(hlo), modelled(hlo, cluster)
-    return Forecast(cluster, plan, _memory(compiled, cluster), timeline, note)
+    return Forecast(cluster, plan, _memory(compiled, cluster), timeline, experiment.compiler_options, note)
 
 
 def _compiled(experiment: Experiment) -> tuple[jax.stages.Compiled, str]:
@@ -198,6 +203,8 @@ def _lines(made: Forecast) -> Iterator[str]:
     yield f"on {made.cluster}, compiled by JAX {jax.__version__}, not run"
     if made.note:
         yield f"compiled {made.note}"
+    for option in made.options:
+        yield f"with {option}: {option.why}"
     yield f"memory of a device: {memory}: {'fits' if memory.fits else 'does not fit'}"
     if timeline.travels:
         yield ""

@@ -23,6 +23,7 @@ from jaxnet.comm import (
     Strategy,
     all_reduce,
     as_sent,
+    chosen_options,
     mesh_size,
     mpi_all_reduce,
     mpi_world,
@@ -119,7 +120,8 @@ def prepare(
         config.task.asked_shapes(example)  # what is saved of it
     with strategys_code(config.strategy):
         options = StepOptions(
-            mode, config.microbatches, config.average_decay, order, all_reduce, ranks, config.guard.skip
+            *(mode, config.microbatches, config.average_decay, order, all_reduce, ranks, config.guard.skip),
+            *(chosen_options(config.compiler_options),),
         )
         members = config.ensemble.members if config.ensemble.on else None
         form = form_of(

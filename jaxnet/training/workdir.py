@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import BEAT_SECONDS, Heartbeat, Lock
 from jaxnet.cluster.agreement import all_gather_object
+from jaxnet.comm import AUTO
 from jaxnet.config.keys import default_values, differences, flatten, in_todays_keys
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
@@ -20,6 +21,7 @@ from jaxnet.training.records import make_workdir, read_settings, writing
 
 Broadcast = Callable[[Callable[[], Any]], Any]
 Fence = Callable[[], None]
+_DEFAULT_BEFORE_AUTO = "hierarchical"  # and so it stands in the config.json of older runs
 EXPRESSION = "strategy.expression"  # in config.json beside the keys of the config
 _LOOK_SECONDS = 10.0  # between two questions whether all is uploaded
 
@@ -130,6 +132,8 @@ def refuse_changes(saved: Path, config: Config, workdir: str, *, allowed: bool) 
         return
     settings = in_todays_keys(read_settings(saved))
     settings.pop(EXPRESSION, None)
+    if config.strategy == AUTO and settings.get("strategy") == _DEFAULT_BEFORE_AUTO:
+        settings["strategy"] = AUTO
     changed = differences(settings, flatten(config), default_values(config))
     if changed:
         raise InputError(

@@ -56,6 +56,23 @@ def test_permutes_travel_beside_something_on_tpus():
     assert all(each.done > each.start for each in permutes)
 
 
+@pytest.mark.parametrize("cluster", ["v5p:2x2x1", "v6e:2x2"])
+def test_sparse_cores_sum_beside_backward(cluster):
+    """All but the metrics' message, which nothing follows; and buckets stay."""
+    made = compiled_for(Cluster.named(cluster), "ddp", compiler_options=("sparse_cores",))
+    require_whole(made, "ddp")
+    gradients, alone = made.timeline.travels[:-1], made.timeline.travels[-1]
+    assert len(gradients) > 2
+    assert all(travel.found.compute_during for travel in gradients)
+    assert alone.found.arrays == (("float32", 2),)
+    assert [option.name for option in made.options] == [
+        "xla_jf_crs_combiner_threshold_count",
+        "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
+        "xla_tpu_sparse_core_all_reduce_offload_max_num_operands",
+        "xla_tpu_sparse_core_all_reduce_latency_multiplier",
+    ]
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ACCELERATORS if kind != "h100"])
 def test_every_kind_of_accelerator_is_known_to_its_compiler(kind):
     accelerator = ACCELERATORS[kind]

@@ -35,6 +35,8 @@ def test_a_plan_says_whether_it_fits_and_what_is_hidden(tiny, on_cpus, capsys):
     out = capsys.readouterr().out
     assert "on 4 x NVIDIA H100 80GB HBM3, compiled by JAX" in out
     assert ": fits\n" in out
+    assert "with xla_disable_hlo_passes=" in out  # the emulated ones are CPUs
+    assert ": buckets and schedules stay\n" in out
     assert "all 4 planned collectives are in the compiled program" in out
     assert "% of the bytes that a device sends travel beside operations" in out
 
@@ -44,6 +46,7 @@ def test_a_plan_as_json(tiny, on_cpus, capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["on"]["kind"] == "v5e"
     assert plan["missing"] == []
+    assert plan["options"][0].keys() == {"name", "value", "why"}
     assert len(plan["found"]) == len(plan["planned"]) == 2
     assert 0 < plan["memory"]["arguments"] < plan["memory"]["limit"]
     assert plan["modelled"]["step_seconds"] >= plan["modelled"]["exposed_seconds"] > 0

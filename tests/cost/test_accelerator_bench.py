@@ -28,6 +28,11 @@ def test_it_writes_what_it_found(quick, tmp_path, capsys):
     assert "wrong" not in page
 
 
+def test_options_reach_the_compiler(quick):
+    rows = accelerator.numerics(comm.make_mesh(2), ["xla_no_such_option=1"])
+    assert all("No such compile option" in row["error"] for row in rows.values())
+
+
 def test_numbers_that_differ_and_strategies_that_fail_are_told(quick, tmp_path, monkeypatch):
     real = accelerator.params_after
     seen = []
@@ -42,7 +47,7 @@ def test_numbers_that_differ_and_strategies_that_fail_are_told(quick, tmp_path, 
         return params
 
     monkeypatch.setattr(accelerator, "params_after", other)
-    rows = accelerator.numerics(comm.make_mesh(2))
+    rows = accelerator.numerics(comm.make_mesh(2), ())
     assert [name for name, row in rows.items() if not row["good"]] == ["zero", "int8"]
     assert rows["int8"]["error"] == "RuntimeError: no such kernel"
     assert rows["zero"]["difference"] > rows["zero"]["allowed"]

@@ -115,6 +115,47 @@ ENTRY %main () -> f32[10] {
     assert (counter.work(whole).bytes, counter.work(part).bytes) == (8e6, 80)
 
 
+def test_of_an_operand_that_is_written_in_part_only_the_part_counts():
+    """Compilers put messages together so: piece after piece, in place."""
+    text = """
+%put (p: f32[1000000], q: f32[10]) -> f32[1000000] {
+  %p = f32[1000000]{0} parameter(0)
+  %q = f32[10]{0} parameter(1)
+  %c = s32[] constant(0)
+  ROOT %u = f32[1000000]{0} dynamic-update-slice(%p, %q, %c)
+}
+ENTRY %main () -> f32[1000000] {
+  %x = f32[1000000]{0} parameter(0)
+  %y = f32[10]{0} parameter(1)
+  %i = s32[] parameter(2)
+  %fused = f32[1000000]{0} fusion(%x, %y), kind=kLoop, calls=%put
+  ROOT %plain = f32[1000000]{0} dynamic-update-slice(%fused, %y, %i)
+}
+"""
+    [program] = programs_in(text)
+    counter = Counter(program)
+    *_, fused, plain = program.entry
+    assert (counter.work(fused).bytes, counter.work(plain).bytes) == (80, 84)
+
+
+def test_a_tpu_takes_the_cycles_that_its_compiler_says_if_they_are_more():
+    loop = """
+%body (p: f32[10]) -> f32[10] {
+  %p = f32[10]{0} parameter(0)
+  ROOT %n = f32[10]{0} negate(%p), backend_config={"estimated_cycles":"1500000"}
+}
+ENTRY %main () -> f32[10] {
+  %x = f32[10]{0} parameter(0)
+  ROOT %w = f32[10]{0} while(%x), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+}
+"""
+    [program] = programs_in(loop)
+    work = Counter(program).work(program.entry[1])
+    assert work.cycles == 3 * 1.5e6
+    assert roofline(work, Cluster.named("v5e:4x4")) == 3e-3
+    assert roofline(work, H100) == work.bytes / H100.accelerator.memory_rate
+
+
 def test_library_calls_of_gpus_are_products():
     """Their convolutions name forward's dims whichever direction they are."""
     conv = 'window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv'

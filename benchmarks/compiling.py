@@ -1,0 +1,28 @@
+"""Compiling for devices that are not there, each time in a process of its own, and rows of JSON that outlive it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+_COMPILERS = ROOT / ".venv-compilers"
+
+
+def environment() -> dict[str, str]:
+    """Variables with which a process finds the compilers of `make compilers`, and this checkout."""
+    path = [os.environ.get("PYTHONPATH", ""), str(ROOT), str(_COMPILERS)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """How a process failed, in one line."""
+    last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+    how = f"killed by signal {-done.returncode}" if done.returncode < 0 else last.removeprefix("error: ")
+    return how[:300]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where it is not there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
