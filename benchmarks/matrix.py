@@ -25,6 +25,7 @@ from jaxnet.cost.accelerators import Cluster
 from jaxnet.errors import InputError
 
 CLUSTERS = ("h100:2x8", "v5e:4x4", "v5e:4x4/2", "v5p:2x2x4")
+_WITH_OPTIONS = {"v5p": ("ddp with sparse_cores",), "v6e": ("ddp with sparse_cores",)}
 _LIMIT_SECONDS = 1800
 _PAGE = """\
 # Results: what compilers for GPUs and TPUs make of every strategy
@@ -55,7 +56,7 @@ MODELS = {
 
 
 class Cell(NamedTuple):
-    """A model under a strategy on a cluster."""
+    """A model under a strategy on a cluster; behind `with`, what the strategy is compiled with."""
 
     model: str
     cluster: str
@@ -64,14 +65,18 @@ class Cell(NamedTuple):
 
 def cells(models: Sequence[str], clusters: Sequence[str], strategies: Sequence[str]) -> Iterator[Cell]:
     """All of them, the quick models first."""
-    return map(Cell._make, itertools.product(models, clusters, strategies))
+    for model, cluster in itertools.product(models, clusters):
+        more = [each for each in _WITH_OPTIONS.get(cluster.partition(":")[0], ()) if each.split()[0] in strategies]
+        for strategy in [*strategies, *more]:
+            yield Cell(model, cluster, strategy)
 
 
 def compiled(cell: Cell) -> dict[str, Any]:
     """What `jaxnet plan` says of it, in short; or how it ended."""
     model = MODELS[cell.model]
     devices = Cluster.named(cell.cluster).devices
-    settings = [f"strategy={cell.strategy}", f"batch_size={model.batch * devices}"]
+    strategy, _, options = cell.strategy.partition(" with ")
+    settings = [f"strategy={strategy}", f"batch_size={model.batch * devices}", f"compiler_options={options}"]
     command = ["-m", "jaxnet", "plan", "--config", str(ROOT / model.config), "--on", cell.cluster, "--json", *settings]
     begun = time.monotonic()
     try:
@@ -122,7 +127,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "| strategy | planned | found | collectives beside operations | beside | exposed | step | GiB |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     order = list(STRATEGIES)
-    for row in sorted(rows, key=lambda row: order.index(row["strategy"])):
+    for row in sorted(rows, key=lambda row: (order.index(row["strategy"].split()[0]), row["strategy"])):
         if "error" in row:
             yield f"| {row['strategy']} | {row['error']} | | | | | | |"
             continue
