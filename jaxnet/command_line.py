@@ -125,6 +125,16 @@ def given_path(text: str) -> Path:
     return Path(text)
 
 
+def png_path(text: str) -> Path:
+    """Where a picture is to be written, for `type=`: a name that ends in .png, in a directory that is there."""
+    path = given_path(text)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {path.parent} for {text!r}")
+    return path
+
+
 def emulate_devices(hosts: int, devices: int) -> None:
     """Have the CPU stand for so many hosts with so many devices each; call it before any device is used."""
     import jax

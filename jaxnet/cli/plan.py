@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.command_line import Commands, Parser, emulate_devices, mesh_sizes
+from jaxnet.command_line import Commands, Parser, emulate_devices, mesh_sizes, png_path
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ examples:
   jaxnet plan --config configs/fashion_mnist.py strategy=hierarchical
   jaxnet plan --config configs/digits.py --mesh 4x2 strategy=ddp bucket_bytes=65536
   jaxnet plan --config configs/digits.py --json
+  jaxnet plan --config configs/imagenet_resnet50.py --on h100:2x8 --png step.png batch_size=2048
 """
 
 
@@ -45,6 +46,7 @@ def add_plan(commands: Commands) -> None:
         help="hosts x devices, in place of the config's; default 2x4",
     )
     _add_on(parser)
+    parser.add_argument("--png", type=png_path, metavar="FILE", help="with --on: also draw the modelled step")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
     parser.set_defaults(run=run_plan)
@@ -54,6 +56,8 @@ def run_plan(args: argparse.Namespace) -> int:
     """Plan, compile and compare."""
     if args.on is not None:
         return _run_on(args)
+    if args.png:
+        raise InputError("--png: give --on KIND:SIZES too; only for described accelerators is a step modelled")
     hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
@@ -97,12 +101,15 @@ def _run_on(args: argparse.Namespace) -> int:
     cluster = _cluster(args)
 
     from jaxnet.config.file import load_config
+    from jaxnet.report import write_png
     from jaxnet.training.forecast import forecast, less_memory
     from jaxnet.training.prepare import prepare
 
     config = load_config(args.config, *args.overrides)
     source = _source(config)
     made = forecast(prepare(config, cluster.mesh(config.hosts), source=source), cluster)
+    if args.png:
+        write_png(made.picture, args.png)
     less = None if made.memory.fits else less_memory(config, cluster, source)
     if args.json:
         fits_with = None if less is None else {"microbatches": less[0], **vars(less[1])}

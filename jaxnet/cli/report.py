@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from jaxnet.command_line import Commands, given_path
+from jaxnet.command_line import Commands, given_path, png_path
 from jaxnet.errors import InputError, printable, show_warnings
 from jaxnet.files import read_object
 from jaxnet.object_storage.store import remote_url
@@ -79,7 +79,7 @@ def add_timeline(commands: Commands) -> None:
     parser.add_argument(
         "--step", type=_step, metavar="N", help="number of the step; default: the step of median length"
     )
-    parser.add_argument("--png", type=_png, metavar="FILE", help="also draw it")
+    parser.add_argument("--png", type=png_path, metavar="FILE", help="also draw it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_timeline)
 
@@ -113,12 +113,3 @@ def _step(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} must be the number of a step")
     return int(text)
-
-
-def _png(text: str) -> Path:
-    path = given_path(text)
-    if path.suffix != ".png":
-        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {path.parent} for {text!r}")
-    return path

@@ -44,6 +44,7 @@ class Travel:
         found: the collective.
         link: that it takes; several with a plus between them.
         bytes: that a device sends for it.
+        begin: seconds from the begin of the step until its link is free for it.
         seconds: on its link.
         exposed: seconds for which the device waits for it.
         beside: what is computed between its start and its done.
@@ -52,6 +53,7 @@ class Travel:
     found: FoundCollective
     link: str
     bytes: int
+    begin: float
     seconds: float
     exposed: float
     beside: Work
@@ -96,12 +98,13 @@ def modelled(hlo: str, cluster: Cluster) -> Timeline:
     begun = {found.start: found for found in collectives}
     ended = {found.done: found for found in collectives}
     parts = begun.keys() | ended.keys()
+    began: dict[str, float] = {}
     waited: dict[str, float] = {}
     prefix = [Work()]
     for place, step in enumerate(steps):
         # 1. A collective whose start this is takes its link as soon as that is free.
         if found := begun.get(place):
-            clock.send(found.name, loads[found.name])
+            began[found.name] = clock.send(found.name, loads[found.name])
         # 2. An operation takes as long as its products, or its bytes.
         work = Work() if place in parts else counter.work(step)
         clock.compute(step.name, roofline(work, cluster))
@@ -112,8 +115,10 @@ def modelled(hlo: str, cluster: Cluster) -> Timeline:
     travels = []
     for found in collectives:
         beside = sum(prefix[found.start + 2 : found.done + 1], Work())
-        taken = loads[found.name]
-        travels.append(Travel(found, "+".join(taken.links), taken.bytes, taken.seconds, waited[found.name], beside))
+        taken, begin = loads[found.name], began[found.name]
+        travels.append(
+            Travel(found, "+".join(taken.links), taken.bytes, begin, taken.seconds, waited[found.name], beside)
+        )
     return Timeline(tuple(travels), tuple(clock.spans), clock.now)
 
 
@@ -139,14 +144,15 @@ class _Clock:
             self.spans.append(Span(name, "compute", self.now, self.now + seconds))
             self.now += seconds
 
-    def send(self, name: str, taken: Load) -> None:
-        """It begins when all its links are free."""
+    def send(self, name: str, taken: Load) -> float:
+        """When it begins: as soon as all its links are free."""
         begin = max(self.now, *(self._free.get(link, 0.0) for link in taken.links))
         end = begin + taken.seconds
         for link in taken.links:
             self._free[link] = end
             self.spans.append(Span(name, link, begin, end))
         self._arrives[name] = end
+        return begin
 
     def wait(self, name: str) -> float:
         """Seconds of waiting for it now."""

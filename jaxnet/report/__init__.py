@@ -5,6 +5,7 @@ The timeline of one step, from the traces of the JAX profiler:
 - `read_traces`: the newest trace of each process, as `Trace` and `Event`.
 - `timeline`: one step as a `Timeline` of `DeviceStep`s, with `TimedCollective`s and `Span`s.
 - `timeline_text`, `timeline_json`, `draw`, `write_png`: the same as text, JSON values or a picture.
+- `union`, `timed_collective`: to make one of times that were not traced.
 
 Where the time of a run went, over all its attempts: `jaxnet.report.goodput`.
 
@@ -13,7 +14,7 @@ programs), `steps` (which events are a step), `timeline`, `show`.
 """
 
 from jaxnet.report.show import draw, timeline_json, timeline_text, write_png
-from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, timeline
+from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, timed_collective, timeline, union
 from jaxnet.report.trace import Event, Trace, read_traces
 
 __all__ = [
@@ -25,8 +26,10 @@ __all__ = [
     "Trace",
     "draw",
     "read_traces",
+    "timed_collective",
     "timeline",
     "timeline_json",
     "timeline_text",
+    "union",
     "write_png",
 ]

@@ -152,7 +152,8 @@ def draw(timeline: Timeline) -> "Figure":
     for row, device in enumerate(shown):
         _draw_device(axis, row, device)
     of_all = f"{len(shown)} of {len(timeline.devices)} devices" if len(shown) < len(timeline.devices) else ""
-    axis.set_title(", ".join(filter(None, [timeline.program, f"step {timeline.step}", of_all])), loc="left")
+    step = f"step {timeline.step}" if timeline.steps else ""  # a model has no number
+    axis.set_title(", ".join(filter(None, [timeline.program, step, of_all])), loc="left")
     axis.set(xlabel="ms from the step's start", yticks=[row + 0.5 for row in range(len(shown))])
     axis.set(yticklabels=[_name(device, shown) for device in shown], ylim=(len(shown), 0))
     axis.spines[["left", "right", "top"]].set_visible(False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from jaxnet.comm import FoundCollective
 from jaxnet.errors import InputError
 from jaxnet.report.programs import TracedProgram, axes_of, bucket_of, message_bytes, scope_of
 from jaxnet.report.steps import join_pieces, median_step, runs_by_step, step_program, step_ranges, steps_of_all
@@ -232,18 +233,20 @@ def _devices(
         aside = program.enclosing | program.collectives.keys()
         compute = union(span for op, span in spans if op not in aside)
         collectives = [
-            _timed(program, op, span, compute, axis_sizes) for op, span in spans if op in program.collectives
+            timed_collective(op, program.collectives[op], span, compute, axis_sizes)
+            for op, span in spans
+            if op in program.collectives
         ]
         made.append(DeviceStep(process, device, compute, tuple(sorted(collectives, key=lambda timed: timed.span))))
     return made
 
 
-def _timed(
-    program: TracedProgram, op: str, span: Span, compute: tuple[Span, ...], axis_sizes: Mapping[str, int]
+def timed_collective(
+    name: str, found: FoundCollective, span: Span, compute: tuple[Span, ...], axis_sizes: Mapping[str, int]
 ) -> TimedCollective:
-    found = program.collectives[op]
+    """A collective of a program with the span in which it travelled, on a device that computed in these spans."""
     return TimedCollective(
-        name=op,
+        name=name,
         kind=found.kind,
         bucket=bucket_of(found),
         scope=scope_of(found),

@@ -7,12 +7,13 @@ at published rates (`jaxnet.cost.scheduled`).
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from jaxnet import report
 from jaxnet.comm import Check, CompilerOption, has_bucket_size
 from jaxnet.config.run import Config
 from jaxnet.cost.accelerators import Cluster
@@ -84,6 +85,15 @@ class Forecast:
         sent = sum(travel.bytes for travel in self.timeline.travels)
         beside = sum(travel.bytes for travel in self.timeline.travels if travel.found.compute_during)
         return beside / sent if sent else 1.0
+
+    @property
+    def picture(self) -> report.Timeline:
+        """The modelled step in the form of a measured one, to be drawn beside it with `jaxnet.report.draw`."""
+        sizes, spans = dict(self.plan.form.mesh.shape), self.timeline.spans
+        compute = report.union(report.Span(span.begin, span.end) for span in spans if span.track == "compute")
+        timed = [_timed(travel, compute, sizes) for travel in self.timeline.travels]
+        device = report.DeviceStep(0, 0, compute, tuple(sorted(timed, key=lambda each: each.span)))
+        return report.Timeline(f"A model of a step on {self.cluster}", 0, (), (device,))
 
     def as_json(self) -> dict[str, Any]:
         """Everything as plain JSON values; bytes, seconds, FLOP."""
@@ -178,6 +188,12 @@ def _memory(compiled: jax.stages.Compiled, cluster: Cluster) -> Memory:
     return Memory(
         int(found.argument_size_in_bytes), int(found.temp_size_in_bytes + max(0, new)), cluster.accelerator.memory
     )
+
+
+def _timed(travel: Travel, compute: tuple[report.Span, ...], sizes: Mapping[str, int]) -> report.TimedCollective:
+    """A collective of the model as one that was measured: it begins where its link is free."""
+    span = report.Span(travel.begin, travel.begin + travel.seconds)
+    return report.timed_collective(travel.found.name, travel.found, span, compute, sizes)
 
 
 # ---- As people read it --------------------------------------------------------------------------------------------

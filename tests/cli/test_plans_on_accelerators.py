@@ -8,11 +8,13 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.cli.main import run
+from jaxnet.config.file import load_config
 from jaxnet.cost import accelerators
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.training import forecast
 from jaxnet.training.experiment import Experiment
+from jaxnet.training.prepare import prepare
 from support.refusals import DIGITS, TINY, refused
 
 
@@ -50,6 +52,28 @@ def test_a_plan_as_json(tiny, on_cpus, capsys):
     assert len(plan["found"]) == len(plan["planned"]) == 2
     assert 0 < plan["memory"]["arguments"] < plan["memory"]["limit"]
     assert plan["modelled"]["step_seconds"] >= plan["modelled"]["exposed_seconds"] > 0
+
+
+def test_the_modelled_step_is_drawn_as_a_measured_one(tiny, on_cpus, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "step.png"
+    assert run(["plan", "--config", tiny, "--on", "v5e:2x2", "--png", str(png), "strategy=ddp"]) == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert refused(lambda: run(["plan", "--config", tiny, "--png", str(png)]), capsys).startswith(
+        "error: --png: give --on"
+    )
+
+
+def test_the_picture_has_the_times_of_the_model(tiny, on_cpus):
+    cluster = Cluster.named("v5e:2x2")
+    config = dataclasses.replace(load_config(tiny), strategy="per_leaf")
+    made = forecast.forecast(prepare(config, cluster.mesh()), cluster)
+    [device] = made.picture.devices
+    assert len(device.collectives) == len(made.timeline.travels)
+    assert device.compute_seconds == pytest.approx(made.timeline.compute)
+    assert device.span.length == pytest.approx(made.timeline.seconds)
+    assert device.exposed_seconds == pytest.approx(made.timeline.exposed)
+    assert {timed.axes for timed in device.collectives} == {comm.AXES}
 
 
 def test_a_model_beyond_the_memory_does_not_fit(tiny, on_cpus, monkeypatch, capsys):
