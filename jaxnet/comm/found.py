@@ -228,19 +228,27 @@ def _described(step: Instruction) -> FoundCollective:
     transport = "mpi" if _mpi_kind(step) else "xla" if _COLLECTIVE.match(step.op) else "dcn"
     if transport == "xla":
         size = max((len(group) for group in groups), default=0)
-        arrays = _message(arrays, kind, started=step.op.endswith("-start"), size=size)
+        started = step.op.endswith("-start")
+        if started and (kind != "all-reduce" or step.shape.startswith("((")):
+            arrays = _results(arrays, kind)
+        arrays = _message(arrays, kind, size)
     else:
         arrays = arrays[:1] if transport == "dcn" else [array for array in arrays if array[0] != "token"]
     return FoundCollective(kind, groups, tuple(arrays), 0, step.name, step.op_name, pairs, transport)
 
 
-def _message(arrays: list[tuple[str, int]], kind: str, *, started: bool, size: int) -> list[tuple[str, int]]:
-    """What travels, of the arrays of an instruction's result."""
-    if started and kind == "collective-permute" and arrays[2:] and set(arrays[2:]) == {("uint32", 1)}:
+def _results(arrays: list[tuple[str, int]], kind: str) -> list[tuple[str, int]]:
+    """Of the arrays of an asynchronous start, which are its operands and then its results, the results.
+
+    That of an all-reduce has the results alone before JAX 0.12, and then both: ((operands), results).
+    """
+    if kind == "collective-permute" and arrays[2:] and set(arrays[2:]) == {("uint32", 1)}:
         arrays = arrays[:2]  # the GPU's backend adds state of its own behind the operand and the result
-    if started and kind != "all-reduce":
-        # An asynchronous start yields its operands, then its results (all-reduce only the results).
-        arrays = arrays[len(arrays) // 2 :]
+    return arrays[len(arrays) // 2 :]
+
+
+def _message(arrays: list[tuple[str, int]], kind: str, size: int) -> list[tuple[str, int]]:
+    """What travels, of the arrays of an instruction's results."""
     if kind == "all-to-all" and len(arrays) == size:
         # A backend without an all-to-all of one array gives each receiver an operand of its own.
         arrays = [(arrays[0][0], sum(elements for _, elements in arrays))]

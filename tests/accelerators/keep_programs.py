@@ -1,12 +1,16 @@
 """Write tests/comm/programs anew: what the compilers make of small steps, without what no test reads.
 
 PYTHONPATH=.venv-compilers:tests:. python tests/accelerators/keep_programs.py
+
+With JAX 0.10; a later one writes some of them beside those, with its version in the name.
 """
 
 import dataclasses
 import json
 import re
 from pathlib import Path
+
+import jax
 
 from jaxnet.comm import programs_in
 from jaxnet.cost.accelerators import Cluster, prepare_compilers
@@ -20,6 +24,10 @@ KEPT = [
     ("v5e:2x2", "torus"),
     *[("v5e:2x2/2", name) for name in ("ddp", "hierarchical", "zero", "torus")],
 ]
+KEPT_LATER = [
+    *[("h100:2x2", name) for name in ("ddp", "hierarchical", "zero", "int8", "torus")],
+    *[("v5e:4x4", name) for name in ("ddp", "hierarchical")],
+]
 _TABLES = ("//", "FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _COLLECTIVE = re.compile(r" (all-|reduce-scatter|collective-|send|recv|dot\(|convolution\(|custom-call\()")
 
@@ -28,7 +36,9 @@ def main() -> None:
     """Compile each, and keep it."""
     prepare_compilers()
     FOLDER.mkdir(exist_ok=True)
-    for cluster, strategy in KEPT:
+    version = ".".join(jax.__version__.split(".")[:2])
+    first = version == "0.10"
+    for cluster, strategy in KEPT if first else KEPT_LATER:
         experiment = prepare(config(strategy, depth=1), Cluster.named(cluster).mesh())
         head = {
             "cluster": cluster,
@@ -36,7 +46,7 @@ def main() -> None:
             "axis_sizes": dict(experiment.mesh.shape),
             "planned": [dataclasses.asdict(collective) for collective in experiment.sends.collectives],
         }
-        name = re.sub(r"\W", "_", f"{cluster}_{strategy}")
+        name = re.sub(r"\W", "_", f"{cluster}_{strategy}" if first else f"{cluster}_{strategy}_jax_{version}")
         text = shortened(experiment.compiled().as_text() or "")
         (FOLDER / f"{name}.hlo").write_text(f"// {json.dumps(head)}\n{text}")
         print(name, len(text))
