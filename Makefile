@@ -45,9 +45,10 @@ test-all: install  ## run the slow repetitions too: more meshes, seeds and whole
 test-compilers: compilers  ## compile every strategy for GPUs and TPUs that are not there
 	PYTHONPATH=$(abspath $(COMPILERS)) $(BIN)/python -m pytest -n 2 $(ARGS) tests/accelerators
 
-matrix: compilers  ## every strategy, on every platform, for three models: hours; then docs/results_accelerators.md
+matrix: compilers  ## every strategy on every platform for three models, and what fits: hours
 	$(BIN)/python -m benchmarks.matrix --out runs/matrix.jsonl --jobs 2
-	$(BIN)/python -m benchmarks.matrix --out runs/matrix.jsonl --page docs/results_accelerators.md
+	$(BIN)/python -m benchmarks.fitting --out runs/fitting.jsonl
+	$(BIN)/python -m benchmarks.matrix --out runs/matrix.jsonl --fitting runs/fitting.jsonl --page docs/results_accelerators.md
 
 lint: install  ## check format, style, types and the direction of imports; change nothing
 	$(BIN)/ruff format --check .

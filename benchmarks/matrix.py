@@ -1,7 +1,7 @@
 """What the compilers of GPUs and TPUs make of every strategy: the tables of docs/results_accelerators.md.
 
     python -m benchmarks.matrix --out matrix.jsonl [--jobs 2] [--model NAME] [--on CLUSTER] [--strategy NAME]
-    python -m benchmarks.matrix --out matrix.jsonl --page docs/results_accelerators.md
+    python -m benchmarks.matrix --out matrix.jsonl --fitting fitting.jsonl --page docs/results_accelerators.md
 
 Each cell is one `jaxnet plan --on ... --json` in a process of its own, because a compiler may end its process. Cells
 that are in the file are not made again, so the same command goes on after an interruption; all take hours. Needs the
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.compiling import ROOT, environment, last_words, read_rows
+from benchmarks.fitting import tables
 from jaxnet.comm import STRATEGIES
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.errors import InputError
@@ -111,8 +112,16 @@ def _short(plan: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The tables, a section a model and cluster."""
+_FITTING = """\
+## The largest batch of a device
+
+With how many examples a training step fits, SGD with momentum: the largest power of two, compiled, and twice as many do
+not fit. In brackets what it needs. Written by `python -m benchmarks.fitting`.
+"""
+
+
+def page(rows: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]] = ()) -> str:
+    """The tables, a section a model and cluster; and what fits."""
     versions = ", ".join(f"JAX {version}" for version in sorted({row["jax"] for row in rows if "jax" in row}))
     parts = [_PAGE.format(versions=versions)]
     for name, model in MODELS.items():
@@ -120,6 +129,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
             own = [row for row in rows if (row["model"], row["cluster"]) == (name, cluster)]
             if own:
                 parts.append("\n".join([f"## {model.title}, on {cluster}", "", *_table(own)]) + "\n")
+    if fitting:
+        parts.append("\n".join([_FITTING, *tables(fitting)]) + "\n")
     return "\n".join(parts)
 
 
@@ -150,13 +161,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--on", action="append", metavar="CLUSTER", help="may be repeated; default: " + ", ".join(CLUSTERS)
     )
     parser.add_argument("--strategy", action="append", choices=list(STRATEGIES), help="may be repeated; default: all")
+    parser.add_argument("--fitting", type=Path, metavar="FILE", help="with --page: what benchmarks.fitting has written")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables of what is there, and end")
     args = parser.parse_args(argv)
     rows = read_rows(args.out)
     if args.page:
         if not rows:
             raise InputError(f"{args.out} has no cells yet; make some first, without --page")
-        args.page.write_text(page(rows))
+        args.page.write_text(page(rows, read_rows(args.fitting) if args.fitting else ()))
         return 0
     there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in rows}
     wanted = cells(args.model or list(MODELS), args.on or CLUSTERS, args.strategy or list(STRATEGIES))
