@@ -237,6 +237,7 @@ def run_collectives(args: argparse.Namespace) -> int:
 
 def run_step(args: argparse.Namespace) -> int:
     """Run `jaxnet bench step`."""
+    from jaxnet.comm import platform_of
     from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy
     from jaxnet.cost.tables import check_plot, plot_steps, step_text
 
@@ -244,9 +245,12 @@ def run_step(args: argparse.Namespace) -> int:
         check_plot(args.plot)
     if args.trace:
         check_trace(args.trace)
-    strategies = {label: labelled_strategy(label, args.bucket_bytes) for label in args.strategy}
+    for label in args.strategy:  # before anything is started
+        labelled_strategy(label, args.bucket_bytes)
     _check_workload(args)
     mesh = _start(args)
+    platform = platform_of(mesh)
+    strategies = {label: labelled_strategy(label, args.bucket_bytes, platform) for label in args.strategy}
     report = bench_steps(_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
     _print(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.plot and _prints():

@@ -33,7 +33,7 @@ def in_pieces(label: str) -> bool:
     return label.endswith(_PIECES)
 
 
-def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
+def labelled_strategy(label: str, bucket_bytes: int | None = None, platform: str = "cpu") -> Strategy:
     """The strategy `NAME`, or `NAME:BYTES` with buckets of that size; `+pieces` may stand behind, see `in_pieces`.
 
     Settings stand between: `NAME:key=value:BYTES`.
@@ -41,13 +41,14 @@ def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
     Args:
         label: what the user wrote.
         bucket_bytes: for a `NAME` alone, if that strategy has buckets of a set size.
+        platform: 'cpu', 'gpu' or 'tpu': where it will run.
 
     >>> labelled_strategy("hierarchical:4MiB").name
     'hierarchical'
     """
     name, size = _with_size(label.removesuffix(_PIECES))
     try:
-        own = named_strategy(name, byte_size(size) if size else None)
+        own = named_strategy(name, byte_size(size) if size else None, platform=platform)
     except ValueError as error:
         raise InputError(f"--strategy {label}: {error}") from None
     if isinstance(own.schedule, Averaging):
@@ -58,7 +59,7 @@ def labelled_strategy(label: str, bucket_bytes: int | None = None) -> Strategy:
     if size or bucket_bytes is None:
         return own
     try:
-        return named_strategy(name, bucket_bytes)
+        return named_strategy(name, bucket_bytes, platform=platform)
     except ValueError:  # it has no bucket size to set
         return own
 

@@ -133,6 +133,8 @@ def test_a_plot_that_could_not_be_written(tmp_path):
 def test_labels():
     assert labelled_strategy("ddp:4MiB").name == "ddp"
     assert labelled_strategy("ddp:4MiB+pieces").name == "ddp"
+    assert "25 * MiB" in labelled_strategy("zero", platform="gpu").expression
+    assert labelled_strategy("auto", platform="tpu").name == "ddp"
     assert labelled_strategy("flat+pieces").schedule == "after"
     assert labelled_strategy("xla", 2**20).reducer is None  # it has no buckets, and needs no size
     with pytest.raises(InputError, match="--strategy ddp:4MB: '4MB' must be a number of bytes"):
