@@ -1,5 +1,6 @@
 """Compiling for devices that are not there, each time in a process of its own, and rows of JSON that outlive it."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -14,6 +15,11 @@ def environment() -> dict[str, str]:
     """Variables with which a process finds the compilers of `make compilers`, and this checkout."""
     path = [os.environ.get("PYTHONPATH", ""), str(ROOT), str(_COMPILERS)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def version() -> str:
+    """Of JAX."""
+    return importlib.metadata.version("jax")
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:

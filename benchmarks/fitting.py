@@ -8,7 +8,6 @@ docs/results_accelerators.md. Needs the compilers: make compilers.
 """
 
 import argparse
-import importlib.metadata
 import itertools
 import json
 import subprocess
@@ -18,13 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.compiling import ROOT, environment, last_words, read_rows
+from benchmarks.compiling import ROOT, environment, last_words, read_rows, version
 from jaxnet.cost.accelerators import ACCELERATORS, Cluster
 
 NETWORKS = ("alexnet", "vgg16", "googlenet", "inception_v3", "resnet18", "resnet50", "vit_tiny", "lstm", "transformer")
 DEVICES = ("v5e:1x1", "h100:1x1", "h200:1x1")
 DTYPES = ("bfloat16", "float32", "float16")
-_LARGEST = 2**17
+_LARGEST = 2**20
 _LIMIT_SECONDS = 1200
 
 
@@ -72,24 +71,31 @@ def largest_batch(need: Callable[[int], Need | None], limit: int, guess: int) ->
 
 def measured(cell: Cell) -> dict[str, Any]:
     """The row of one cell."""
-    begun = time.monotonic()
+    begun, fitted = time.monotonic(), dict[int, Need]()
+    limit = Cluster.named(cell.device).accelerator.memory
 
     def need(batch: int) -> Need | None:
         answer = _compiled(cell, batch)
         if answer.get("full"):
             return None
         if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return Need(answer["bytes"], answer["note"])
+            raise RuntimeError(f"with {batch:,} examples: {answer['error']}")
+        found = Need(answer["bytes"], answer["note"])
+        if found.bytes <= limit:
+            fitted[batch] = found
+        return found
 
-    row: dict[str, Any] = {**cell._asdict(), "jax": importlib.metadata.version("jax")}
-    kind = Cluster.named(cell.device).accelerator
+    failed = ""
     try:
-        batch, found = largest_batch(need, kind.memory, _guess(cell))
+        batch, found = largest_batch(need, limit, _guess(cell))
     except RuntimeError as error:
-        return {**row, "error": str(error)[:300]}
-    row |= {"batch": batch, "bytes": found.bytes if found else None, "note": found.note if found else ""}
-    return {**row, "seconds": round(time.monotonic() - begun, 1)}
+        failed, batch = str(error), max(fitted, default=0)
+        found = fitted.get(batch)
+    row = {**cell._asdict(), "jax": version(), "seconds": round(time.monotonic() - begun, 1)}
+    if failed and found is None:
+        return {**row, "error": failed[:300]}
+    note = "; ".join(filter(None, [found.note if found else "", failed]))
+    return {**row, "batch": batch, "bytes": found.bytes if found else None, "note": note[:300]}
 
 
 def _guess(cell: Cell) -> int:
@@ -174,7 +180,8 @@ def _cell(row: dict[str, Any] | None) -> str:
         return row["error"]
     if not row["batch"]:
         return "not even 1"
-    return f"{row['batch']:,} ({row['bytes'] / 2**30:.1f} GiB{', ' + row['note'] if row['note'] else ''})"
+    at_least = "at least " if row["batch"] == _LARGEST else ""
+    return f"{at_least}{row['batch']:,} ({row['bytes'] / 2**30:.1f} GiB{', ' + row['note'] if row['note'] else ''})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,12 +201,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.out is None:
         parser.error("wanted --out FILE")
-    version = importlib.metadata.version("jax")
     there = {(Cell(row["network"], row["dtype"], row["device"]), row.get("jax")) for row in read_rows(args.out)}
     wanted = map(Cell._make, itertools.product(args.network or NETWORKS, args.dtype or DTYPES, args.on or DEVICES))
     with args.out.open("a") as out:
         for cell in wanted:
-            if (cell, version) not in there:
+            if (cell, version()) not in there:
                 row = measured(cell)
                 print(json.dumps(row), file=out, flush=True)
                 print(json.dumps(row), flush=True)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.compiling import ROOT, environment, last_words, read_rows
+from benchmarks.compiling import ROOT, environment, last_words, read_rows, version
 from benchmarks.fitting import tables
 from jaxnet.comm import STRATEGIES
 from jaxnet.cost.accelerators import Cluster
@@ -89,8 +89,8 @@ def compiled(cell: Cell) -> dict[str, Any]:
             env=environment(),
         )
     except subprocess.TimeoutExpired:
-        return {**cell._asdict(), "error": f"no end after {_LIMIT_SECONDS} s"}
-    row: dict[str, Any] = {**cell._asdict(), "seconds": round(time.monotonic() - begun, 1)}
+        return {**cell._asdict(), "jax": version(), "error": f"no end after {_LIMIT_SECONDS} s"}
+    row: dict[str, Any] = {**cell._asdict(), "jax": version(), "seconds": round(time.monotonic() - begun, 1)}
     if done.returncode:
         return {**row, "error": last_words(done)}
     return {**row, **_short(json.loads(done.stdout))}
@@ -99,7 +99,6 @@ def compiled(cell: Cell) -> dict[str, Any]:
 def _short(plan: dict[str, Any]) -> dict[str, Any]:
     found, memory, modelled = plan["found"], plan["memory"], plan["modelled"]
     return {
-        "jax": plan["on"]["jax"],
         "planned": len(plan["planned"]),
         "missing": len(plan["missing"]),
         "collectives": len(found),
@@ -170,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{args.out} has no cells yet; make some first, without --page")
         args.page.write_text(page(rows, read_rows(args.fitting) if args.fitting else ()))
         return 0
-    there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in rows}
+    there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in rows if row["jax"] == version()}
     wanted = cells(args.model or list(MODELS), args.on or CLUSTERS, args.strategy or list(STRATEGIES))
     with ThreadPoolExecutor(args.jobs) as pool, args.out.open("a") as out:
         for row in pool.map(compiled, [cell for cell in wanted if cell not in there]):

@@ -99,11 +99,14 @@ def as_options(options: Iterable[CompilerOption]) -> dict[str, Value]:
     return {option.name: option.value for option in options}
 
 
+_BOOLS = {"true": True, "false": False}
+
+
 def chosen_options(texts: Sequence[str]) -> tuple[CompilerOption, ...]:
     """Options as a config asks for them.
 
     Args:
-        texts: each NAME=VALUE, or the name of one of `OPTION_SETS`.
+        texts: each NAME=VALUE, or the name of one of `OPTION_SETS`. XLA reads numbers as text, but not booleans.
 
     Raises:
         ValueError: a text is neither.
@@ -117,7 +120,7 @@ def chosen_options(texts: Sequence[str]) -> tuple[CompilerOption, ...]:
         if text in OPTION_SETS:
             chosen += OPTION_SETS[text]
         elif name and equals:
-            chosen.append(CompilerOption(name, value, "asked for"))
+            chosen.append(CompilerOption(name, _BOOLS.get(value.lower(), value), "asked for"))
         else:
             raise ValueError(f"{text!r}: wanted NAME=VALUE, or one of {', '.join(OPTION_SETS)}")
     return tuple(chosen)

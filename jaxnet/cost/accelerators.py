@@ -60,6 +60,11 @@ class Accelerator:
     clock: float
     description: Mapping[str, Any] = field(repr=False)
 
+    @property
+    def sparse_cores(self) -> bool:
+        """Whether it has SparseCores that add up what others compute."""
+        return self.name in ("v5p", "v6e")
+
     def rate(self, dtype: str) -> float:
         """FLOP/s of products of this dtype; of one that the table lacks, those of float32."""
         return self.flops.get(dtype, self.flops["float32"])

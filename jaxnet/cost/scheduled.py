@@ -11,12 +11,13 @@ for it at its done. What the device waits is exposed:
 A TPU's links along different dims carry different collectives at the same time; `jaxnet.cost.links` has the rates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxnet.comm import FoundCollective, collectives_in, programs_in, schedule
 from jaxnet.cost.accelerators import Cluster
-from jaxnet.cost.links import Load, load
+from jaxnet.cost.links import Load, Place, load, places_of
 from jaxnet.cost.work import Counter, Work
 
 
@@ -84,17 +85,19 @@ class Timeline:
         return sum(travel.exposed for travel in self.travels)
 
 
-def modelled(hlo: str, cluster: Cluster) -> Timeline:
+def modelled(hlo: str, cluster: Cluster, places: Sequence[Place] | None = None) -> Timeline:
     """The schedule of a program in time, on such devices.
 
     Args:
         hlo: `jax.jit(f).lower(...).compile().as_text()` of one program. A loop that holds collectives counts once.
         cluster: the devices that it was compiled for.
+        places: of the mesh, see `places_of`; None: row by row.
     """
     [program] = programs_in(hlo)
     steps, collectives = schedule(program), collectives_in(hlo)
     counter, clock = Counter(program), _Clock()
-    loads = {found.name: load(found, cluster) for found in collectives}
+    places = places_of(cluster) if places is None else places
+    loads = {found.name: load(found, cluster, places) for found in collectives}
     begun = {found.start: found for found in collectives}
     ended = {found.done: found for found in collectives}
     parts = begun.keys() | ended.keys()

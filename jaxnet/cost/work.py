@@ -87,7 +87,7 @@ class Counter:
         inner = self._program.computations.get(step.called[0], ()) if step.op == "fusion" and step.called else ()
         stored = [self._stored.get(name, 0) for name in step.operands]
         taken = _sliced(inner)
-        into, part = (0, stored[1]) if step.op == _UPDATE else _updated(inner)
+        into, part = (0, _bytes_of(self._shapes[step.operands[1]])) if step.op == _UPDATE else _updated(inner)
         read = sum(min(size, taken.get(place, size)) for place, size in enumerate(stored) if place != into)
         written = self._stored[step.name]
         return float(read + (written if into is None else min(part, written)))
@@ -174,7 +174,10 @@ def _updated(computation: Sequence[Instruction]) -> tuple[int | None, int]:
     if last is None or last.op != _UPDATE:
         return None, 0
     buffer, part = (behind_bitcasts(name) for name in last.operands[:2])
-    return (int(buffer.inside), _bytes_of(part.arrays)) if buffer.op == "parameter" else (None, 0)
+    users = [each for each in computation if buffer.name in each.operands]
+    if buffer.op != "parameter" or len(users) > 1:
+        return None, 0
+    return int(buffer.inside), _bytes_of(part.arrays)
 
 
 def _sliced(computation: Sequence[Instruction]) -> dict[int, int]:

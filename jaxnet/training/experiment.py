@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,23 +109,13 @@ class Experiment:
     def compiler_options(self) -> tuple[CompilerOption, ...]:
         """What the compiler is told about the collectives of the step, by jaxnet and by the config, and why."""
         options = self.form.options
-        return (() if options.mode == "jit" else platform_options(platform_of(self.mesh))) + options.compiler
+        ours = () if options.mode == "jit" else platform_options(platform_of(self.mesh))
+        return tuple({option.name: option for option in (*ours, *options.compiler)}.values())
 
     def compiled(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
         """The step, compiled for the mesh, with these compiler options besides its own."""
         lowered: jax.stages.Lowered = self.step.lower(self.layout.shapes, self.batch_shapes)
-        with self.known_options():
-            return lowered.compile(compiler_options=options)
-
-    @contextmanager
-    def known_options(self) -> Iterator[None]:
-        """Compile inside: raises InputError where the compiler knows no such option as the config has."""
-        try:
-            yield
-        except Exception as error:  # of several types, by the platform
-            if not self.form.options.compiler or "No such compile option" not in str(error):
-                raise
-            raise InputError(f"compiler_options: XLA for {platform_of(self.mesh)}: {error_text(error)}") from error
+        return lowered.compile(compiler_options=options)
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""

@@ -17,6 +17,7 @@ from jaxnet import report
 from jaxnet.comm import Check, CompilerOption, has_bucket_size
 from jaxnet.config.run import Config
 from jaxnet.cost.accelerators import Cluster
+from jaxnet.cost.links import places_of
 from jaxnet.cost.scheduled import Timeline, Travel, modelled
 from jaxnet.data import Source, open_split
 from jaxnet.errors import InputError, error_text
@@ -123,8 +124,10 @@ def forecast(experiment: Experiment, cluster: Cluster) -> Forecast:
     """Compile the step of an experiment on `cluster`'s mesh, and read what came out.
 
     Raises:
-        InputError: the compiler refuses the program.
+        InputError: the compiler refuses the program, or the devices lack what an option wants.
     """
+    if "sparse_cores" in experiment.config.compiler_options and not cluster.accelerator.sparse_cores:
+        raise InputError(f"compiler_options=sparse_cores: {cluster.accelerator.title} has none; TPU v5p and v6e have")
     try:
         compiled, note = _compiled(experiment)
     except InputError:
@@ -132,7 +135,8 @@ def forecast(experiment: Experiment, cluster: Cluster) -> Forecast:
     except Exception as error:  # of the compiler, in its own words
         raise InputError(f"--on: XLA does not compile this step for {cluster}: {error_text(error)}") from error
     hlo = compiled.as_text() or ""
-    plan, timeline = experiment.plan.beside(hlo), modelled(hlo, cluster)
+    places = places_of(cluster, experiment.mesh.devices.flat)
+    plan, timeline = experiment.plan.beside(hlo), modelled(hlo, cluster, places)
     return Forecast(cluster, plan, _memory(compiled, cluster), timeline, experiment.compiler_options, note)
 
 

@@ -143,7 +143,7 @@ def prepare(
         )
         layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
         check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
-        step = PacedStep(form.step(step_loss(config, mode, layers), optimizer, layout))
+        step = PacedStep(form.step(step_loss(config, mode, layers), optimizer, layout), options.compiler)
         sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
         sends = sends._replace(collectives=as_sent(sends.collectives, platform_of(mesh)))
         experiment = Experiment(

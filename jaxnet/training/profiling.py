@@ -39,7 +39,7 @@ class CompiledStep(NamedTuple):
 def compile_step(experiment: Experiment, state: TrainState, ledger: Ledger) -> CompiledStep:
     """Compile it for `state` and the run's batches."""
     given = experiment.step.lower(state, experiment.batch_shapes)
-    with ledger.during("compile"), experiment.known_options():
+    with ledger.during("compile"):
         made = given.compile()
     check_step_memory(experiment.mesh, _needed(made))
     check = verify(made.as_text() or "", experiment.sends.collectives, experiment.mesh.shape)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import BEAT_SECONDS, Heartbeat, Lock
 from jaxnet.cluster.agreement import all_gather_object
-from jaxnet.comm import AUTO
+from jaxnet.comm import AUTO, named_strategy, platform_of
 from jaxnet.config.keys import default_values, differences, flatten, in_todays_keys
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
@@ -21,7 +21,6 @@ from jaxnet.training.records import make_workdir, read_settings, writing
 
 Broadcast = Callable[[Callable[[], Any]], Any]
 Fence = Callable[[], None]
-_DEFAULT_BEFORE_AUTO = "hierarchical"  # and so it stands in the config.json of older runs
 EXPRESSION = "strategy.expression"  # in config.json beside the keys of the config
 _LOOK_SECONDS = 10.0  # between two questions whether all is uploaded
 
@@ -77,7 +76,8 @@ def opened(
             during.enter_context(compile_cache(beside(workdir, config.compile_cache)))
         fences.append(during.enter_context(held(workdir, processes.broadcast_object, ledger.beat)))
         saved = workdir / "config.json"
-        processes.broadcast_object(lambda: refuse_changes(saved, config, name, allowed=allow_config_change))
+        platform = platform_of(processes.mesh)
+        processes.broadcast_object(lambda: refuse_changes(saved, config, name, platform, allowed=allow_config_change))
 
         def fence() -> None:
             for require in fences:
@@ -126,13 +126,16 @@ def _nothing() -> None:
     """What is to be uploaded where nothing is."""
 
 
-def refuse_changes(saved: Path, config: Config, workdir: str, *, allowed: bool) -> None:
-    """Stop if `saved` belongs to a run with another config, naming the keys; those it lacks had their defaults."""
+def refuse_changes(saved: Path, config: Config, workdir: str, platform: str, *, allowed: bool) -> None:
+    """Stop if `saved` belongs to a run with another config, naming the keys; those it lacks had their defaults.
+
+    `auto` is the strategy that it names on this platform, as it stands in runs from before there was `auto`.
+    """
     if allowed or not saved.exists():
         return
     settings = in_todays_keys(read_settings(saved))
     settings.pop(EXPRESSION, None)
-    if config.strategy == AUTO and settings.get("strategy") == _DEFAULT_BEFORE_AUTO:
+    if config.strategy == AUTO and settings.get("strategy") == named_strategy(AUTO, platform=platform).name:
         settings["strategy"] = AUTO
     changed = differences(settings, flatten(config), default_values(config))
     if changed:

@@ -63,7 +63,7 @@ def test_a_page_has_a_line_for_each_cell(tmp_path):
 
 
 @pytest.mark.parametrize("guess", [1, 4, 128, 4096])
-@pytest.mark.parametrize(("limit", "batch"), [(1000, 128), (107, 1), (106, 0), (10**9, 2**17)])
+@pytest.mark.parametrize(("limit", "batch"), [(1000, 128), (107, 1), (106, 0), (10**9, 2**20)])
 def test_the_largest_batch_is_found_from_any_guess(guess, limit, batch):
     found = largest_batch(lambda size: Need(100 + 7 * size), limit, guess)
     assert found == (batch, Need(100 + 7 * batch) if batch else None)
@@ -71,6 +71,15 @@ def test_the_largest_batch_is_found_from_any_guess(guess, limit, batch):
 
 def test_a_compiler_that_says_that_it_is_full_is_asked_for_less():
     assert largest_batch(lambda size: None if size > 10 else Need(1), 5, guess=64) == (8, Need(1))
+
+
+def test_a_batch_that_fits_is_kept_where_twice_as_many_end_the_compiler(monkeypatch):
+    def compiled(cell, batch):
+        return {"bytes": 10**9, "note": ""} if batch <= 4096 else {"error": "killed by signal 6"}
+
+    monkeypatch.setattr(fitting, "_compiled", compiled)
+    row = fitting.measured(fitting.Cell("alexnet", "bfloat16", "h100:1x1"))
+    assert (row["batch"], row["note"]) == (4096, "with 8,192 examples: killed by signal 6")
 
 
 def test_the_tables_have_a_column_a_device_and_version(tmp_path, monkeypatch):
@@ -87,4 +96,7 @@ def test_the_tables_have_a_column_a_device_and_version(tmp_path, monkeypatch):
     page = matrix.page([], rows)
     assert "## The largest batch of a device" in page
     assert page.count("| alexnet |") == 1
-    assert lines[2:] == ["| alexnet | bfloat16 | 131,072 (9.3 GiB) |", "| lstm | bfloat16 | no such kernel |"]
+    assert lines[2:] == [
+        "| alexnet | bfloat16 | at least 1,048,576 (9.3 GiB) |",
+        "| lstm | bfloat16 | with 65,536 examples: no such kernel |",
+    ]

@@ -138,6 +138,25 @@ ENTRY %main () -> f32[1000000] {
     assert (counter.work(fused).bytes, counter.work(plain).bytes) == (80, 84)
 
 
+def test_a_buffer_that_is_read_besides_counts_whole():
+    text = """
+%put (p: f32[1000000], q: f32[10]) -> (f32[1000000], f32[1000000]) {
+  %p = f32[1000000]{0} parameter(0)
+  %q = f32[10]{0} parameter(1)
+  %c = s32[] constant(0)
+  %n = f32[1000000]{0} negate(%p)
+  ROOT %u = f32[1000000]{0} dynamic-update-slice(%p, %q, %c)
+}
+ENTRY %main () -> f32[1000000] {
+  %x = f32[1000000]{0} parameter(0)
+  %y = f32[10]{0} parameter(1)
+  ROOT %fused = f32[1000000]{0} fusion(%x, %y), kind=kLoop, calls=%put
+}
+"""
+    [program] = programs_in(text)
+    assert Counter(program).work(program.entry[-1]).bytes == 2 * 4e6 + 40
+
+
 def test_a_tpu_takes_the_cycles_that_its_compiler_says_if_they_are_more():
     loop = """
 %body (p: f32[10]) -> f32[10] {

@@ -4,6 +4,7 @@ And the strategy `auto`, which differs by platform as they do.
 """
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -39,8 +40,22 @@ def test_a_text_that_is_no_option_is_refused(text):
 @pytest.mark.parametrize("option", ["xla_no_such_option=1", "sparse_cores"])
 @pytest.mark.parametrize("strategy", ["ddp", "zero", "local_sgd", "xla"])
 def test_what_the_compiler_does_not_know_is_refused_by_its_key(option, strategy, tmp_path):
-    with pytest.raises(jaxnet.InputError, match=r"^compiler_options: XLA for cpu: .*No such compile option"):
+    with pytest.raises(jaxnet.InputError, match=r"^compiler_options: XLA: .*No such compile option"):
         jaxnet.train(with_options(option, strategy=strategy), tmp_path, quiet=True)
+
+
+def test_so_is_a_value_that_it_does_not_take_and_where_a_loop_of_ones_own_compiles():
+    experiment = prepare(with_options("xla_cpu_enable_fast_math=maybe"))
+    with pytest.raises(jaxnet.InputError, match=r"^compiler_options: .*'maybe' is not a valid bool value"):
+        experiment.compiled()
+    with closing(experiment.batches()) as batches, pytest.raises(jaxnet.InputError, match=r"^compiler_options: "):
+        experiment.step(experiment.init(), next(batches))
+
+
+@pytest.mark.parametrize("text", ["true", "False", "TRUE"])
+def test_booleans_may_be_written_as_xla_prints_them(text):
+    prepare(with_options(f"xla_cpu_enable_fast_math={text}")).compiled()
+    assert str(comm.chosen_options([f"a={text}"])[0]) == f"a={text.lower()}"
 
 
 def test_in_pieces_they_would_not_reach_it():
@@ -60,6 +75,11 @@ def test_an_experiment_says_which_options_it_has_and_why():
     assert (ours.name, ours.why) == ("xla_disable_hlo_passes", "buckets and schedules stay")
     assert (str(theirs), theirs.why) == ("xla_cpu_enable_fast_math=false", "asked for")
     assert prepare(replace(CONFIG, strategy="xla")).compiler_options == ()
+
+
+def test_of_two_options_of_one_name_the_later_is_told():
+    [option] = prepare(with_options("xla_disable_hlo_passes=none", strategy="ddp")).compiler_options
+    assert str(option) == "xla_disable_hlo_passes=none"
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
