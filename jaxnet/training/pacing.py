@@ -3,15 +3,13 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from jaxnet.comm import CompilerOption
-from jaxnet.errors import InputError, error_text
 from jaxnet.parallel import Step
 from jaxnet.parallel.device_step import SKIPPED
 from jaxnet.parallel.state import TrainState
@@ -28,52 +26,22 @@ class PacedStep:
     then all wait for ever. On other devices batches would pile up.
     """
 
-    def __init__(self, step: Step, options: Sequence[CompilerOption] = ()) -> None:
-        self._step, self._options = step, options
+    def __init__(self, step: Step) -> None:
+        self._step = step
         self._pending: deque[dict[str, jax.Array]] = deque()
 
     def __call__(self, state: TrainState, batch: Any, /) -> tuple[TrainState, dict[str, jax.Array]]:
         """One step; the state is donated."""
         while len(self._pending) >= IN_FLIGHT:
             jax.block_until_ready(self._pending.popleft())
-        with _refused(self._options):
-            state, metrics = self._step(state, batch)
+        state, metrics = self._step(state, batch)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(metrics)):
             self._pending.append(metrics)
         return state, metrics
 
     def lower(self, state: TrainState, batch: Any, /) -> Any:
         """The program, to be compiled or read; what is compiled of it is not paced."""
-        return Lowered(self._step.lower(state, batch), self._options)
-
-
-class Lowered:
-    """A program before it is compiled, whose `compile` refuses options by their key."""
-
-    def __init__(self, lowered: Any, options: Sequence[CompilerOption]) -> None:
-        self._lowered, self._options = lowered, options
-
-    def compile(self, *args: Any, **named: Any) -> Any:
-        """As that of `jax.stages.Lowered`; InputError: the compiler does not take an option of the config."""
-        with _refused(self._options):
-            return self._lowered.compile(*args, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lowered, name)
-
-
-_REFUSALS = ("No such compile option", "While setting option", "Failed to parse")  # XLA's, and a TPU's
-
-
-@contextlib.contextmanager
-def _refused(options: Sequence[CompilerOption]) -> Iterator[None]:
-    """Inside, InputError where the compiler does not take one of the options that the config asks for."""
-    try:
-        yield
-    except Exception as error:  # of several types, by the platform
-        if not options or not any(words in str(error) for words in _REFUSALS):
-            raise
-        raise InputError(f"compiler_options: XLA: {error_text(error)}") from error
+        return self._step.lower(state, batch)
 
 
 class LogLine(NamedTuple):

@@ -42,6 +42,7 @@ from jaxnet.parallel.elementwise import require_elementwise
 from jaxnet.parallel.hybrid import sharded_layers
 from jaxnet.parallel.state import first_state, needs_scale
 from jaxnet.tasks.task import WEIGHT
+from jaxnet.training.compiler_options import OptionsChecked
 from jaxnet.training.experiment import Experiment, strategys_code
 from jaxnet.training.network import (
     as_model,
@@ -143,7 +144,8 @@ def prepare(
         )
         layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
         check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
-        step = PacedStep(form.step(step_loss(config, mode, layers), optimizer, layout), options.compiler)
+        step = form.step(step_loss(config, mode, layers), optimizer, layout)
+        step = PacedStep(OptionsChecked(step) if options.compiler else step)
         sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
         sends = sends._replace(collectives=as_sent(sends.collectives, platform_of(mesh)))
         experiment = Experiment(
