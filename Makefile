@@ -46,9 +46,9 @@ test-compilers: compilers  ## compile every strategy for GPUs and TPUs that are 
 	PYTHONPATH=$(abspath $(COMPILERS)) $(BIN)/python -m pytest -n 2 $(ARGS) tests/accelerators
 
 matrix: compilers  ## every strategy on every platform for three models, and what fits: hours
-	$(BIN)/python -m benchmarks.matrix --out runs/matrix.jsonl --jobs 2
-	$(BIN)/python -m benchmarks.fitting --out runs/fitting.jsonl
-	$(BIN)/python -m benchmarks.matrix --out runs/matrix.jsonl --fitting runs/fitting.jsonl --page docs/results_accelerators.md
+	$(BIN)/python -m benchmarks.matrix --out benchmarks/results/matrix.jsonl --jobs 2
+	$(BIN)/python -m benchmarks.fitting --out benchmarks/results/fitting.jsonl
+	$(BIN)/python -m benchmarks.matrix --out benchmarks/results/matrix.jsonl --fitting benchmarks/results/fitting.jsonl --page docs/results_accelerators.md
 
 lint: install  ## check format, style, types and the direction of imports; change nothing
 	$(BIN)/ruff format --check .

@@ -52,6 +52,7 @@ class FoundCollective:
         done: the place at which its result is there: `start` again, unless something may run meanwhile.
         compute_during: how many operations of those between the two compute: loops, fusions, library calls.
         partitions: how many devices the program numbers; of one for several TPU slices, those of a slice.
+        of: the name of the collective whose result it carries on, without a product in between; or ''.
     """
 
     kind: CollectiveKind
@@ -66,6 +67,7 @@ class FoundCollective:
     done: int = 0
     compute_during: int = 0
     partitions: int = 1
+    of: str = ""
 
 
 def collectives_in(hlo: str, *, every_device: bool = False) -> list[FoundCollective]:
@@ -146,6 +148,7 @@ def _in_program(program: Program, steps: Computation, compute: int) -> tuple[lis
     products = _that_hold(program, lambda each: each.op in ("dot", "convolution"))
     found: list[FoundCollective] = []
     under_way: dict[str, int] = {}  # by the name of a part, or what all parts name: the place in `found`
+    origin: dict[str, str] = {}  # by the name of an instruction: of the collective whose result it carries on
     computed = [0]  # of each place: the operations before it that compute
     for place, step in enumerate(steps):
         chain = next((chains[name] for name in step.called if chains.get(name)), None)
@@ -159,12 +162,19 @@ def _in_program(program: Program, steps: Computation, compute: int) -> tuple[lis
             under_way[step.name] = known
         elif (collective := _collective(program, step)) is not None:
             under_way.update(dict.fromkeys([step.name, *joined], len(found)))
+            of = next((origin[name] for name in step.operands if name in origin), "")
             found.append(
-                replace(collective, compute_before=compute, start=place, done=place, partitions=program.partitions)
+                replace(
+                    collective, compute_before=compute, start=place, done=place, partitions=program.partitions, of=of
+                )
             )
             compute = 0
         # A part may have a product beside it.
         is_part = known is not None or collective is not None
+        if is_part:
+            origin[step.name] = found[len(found) - 1 if known is None else known].name
+        elif step.op not in ("dot", "convolution") and not products.intersection(step.called):
+            origin.update((step.name, origin[name]) for name in step.operands[::-1] if name in origin)
         waits = step.op in FREE or _LATER_PART.search(step.op)
         works = bool(products.intersection(step.called)) if is_part else not waits
         computed.append(computed[-1] + works)

@@ -17,6 +17,8 @@ from jaxnet.comm.reducer import Collective
 
 _Key = tuple[str, str, Groups | Pairs]  # transport, kind, members
 _TILE = 1024  # elements; a TPU fills a message with zeros to a multiple of it
+_PACKED = ("uint8", "uint16", "uint32")  # words of a message of another dtype
+_TILE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,13 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
     for collective in planned:
         same = left[_planned_key(collective, axis_sizes, slice_size)]
         message = (collective.dtype, collective.elements)
-        exact = next((each for each in same if each.arrays == (message,)), None)
+        exact = next((each for each in same if _message(each, collective.size) == message), None)
         if exact is None:
             unmatched.append(collective)
         else:
             same.remove(exact)
     # 2. Of what is left, the same message in other words.
-    for collective in unmatched:
+    for collective in sorted(unmatched, key=lambda each: -each.bytes):
         same = left[_planned_key(collective, axis_sizes, slice_size)]
         others = next(([each] for each in same if _in_other_words(collective, each)), [])
         others = others or (_own_stages(collective, left, axis_sizes, slice_size) if slice_size > 1 else [])
@@ -117,15 +119,20 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
 
 def _in_other_words(collective: Collective, found: FoundCollective) -> bool:
     """Whether a message of the same kind and members is the planned one: packed, narrower, or filled up to a tile."""
-    [(dtype, elements)] = found.arrays
+    dtype, elements = _message(found, collective.size)
     size = jnp.dtype(dtype).itemsize
-    if found.transport == "dcn" and found.kind == "all-gather":
-        elements *= collective.size  # the text has what one device sends
     filled = elements * size - collective.bytes
     may_fill = found.transport == "dcn" or (dtype.startswith("uint") and dtype != collective.dtype)
     packed = 0 <= filled < (_TILE * size if may_fill else 1)
     narrower = elements == collective.elements and size < jnp.dtype(collective.dtype).itemsize
     return packed or narrower
+
+
+def _message(found: FoundCollective, devices: int) -> tuple[str, int]:
+    """The dtype and elements of a collective of one array, as a plan counts them."""
+    [(dtype, elements)] = found.arrays
+    # Of what is gathered between slices, the text has what one device sends.
+    return dtype, elements * devices if (found.transport, found.kind) == ("dcn", "all-gather") else elements
 
 
 def _own_stages(
@@ -134,29 +141,46 @@ def _own_stages(
     axis_sizes: Mapping[str, int],
     slice_size: int,
 ) -> list[FoundCollective]:
-    """An all-reduce over all devices of several slices, as XLA cuts it: in the slices, between them, and back.
+    """A collective over all devices of several slices, as XLA cuts it; empty if it is not there.
 
-    What travels between the slices comes first. Empty if it is not there.
+    all-reduce    in the slices; between them, whole or of shards; of shards in the slices again, to all
+    all-gather    of shards between the slices; in them
+    all-to-all    one, between slices and in them
     """
-    if collective.kind != "all-reduce" or collective.size != math.prod(axis_sizes.values()):
+    if collective.size != math.prod(axis_sizes.values()):
         return []
+    rest = [each for same in left.values() for each in same]
+    shifts = {each.name: each.of for each in rest if each.kind == "collective-permute"}  # of rows, to cut shards
 
-    def filled(kind: str, elements: int, transport: str = "xla") -> list[FoundCollective]:
-        """At most one of so many elements, or more to fill a tile on each device."""
-        for (by, name, _), each in left.items():
-            for one in each if (by, name) == (transport, kind) else ():
-                [(dtype, there)] = one.arrays
-                if dtype == collective.dtype and 0 <= there - elements < _TILE * slice_size:
-                    return [one]
-        return []
+    def carries_on(before: FoundCollective, transport: str, kind: str) -> list[FoundCollective]:
+        """The collective that sends on the result of another."""
+        sends_on = [each for each in rest if shifts.get(each.of, each.of) == before.name]
+        return [each for each in sends_on if (each.transport, each.kind) == (transport, kind)][:1]
 
-    for scattered in (slice_size, 1):  # small sums stay whole
-        shard = -(-collective.elements // scattered)
-        across = filled("all-reduce", shard, "dcn")
-        inside = filled("reduce-scatter", collective.elements) or filled("all-reduce", collective.elements)
-        if across and inside:
-            return [*across, *inside, *(filled("all-gather", collective.elements) if scattered > 1 else [])]
+    def begins(transport: str, kinds: tuple[str, ...], size: int, tiles: int) -> list[FoundCollective]:
+        """Those of so many bytes, or of more that fill so many tiles; the smallest first."""
+        fit = []
+        for each in rest:
+            [(dtype, _)] = each.arrays
+            may_be = each.transport == transport and each.kind in kinds and dtype in (collective.dtype, *_PACKED)
+            if may_be and 0 <= _bytes(each) - size < _TILE_BYTES * tiles:
+                fit.append(each)
+        return sorted(fit, key=_bytes)
+
+    if collective.kind == "all-to-all":
+        return begins("dcn", ("all-to-all",), collective.bytes, collective.size)[:1]
+    if collective.kind == "all-gather":
+        firsts = begins("dcn", ("all-gather",), -(-collective.bytes // collective.size), 4)
+        return next(([first, *back] for first in firsts if (back := carries_on(first, "xla", "all-gather"))), [])
+    if collective.kind == "all-reduce":
+        for inside in begins("xla", ("reduce-scatter", "all-reduce"), collective.bytes, slice_size):
+            if across := carries_on(inside, "dcn", "all-reduce"):
+                return [*across, inside, *carries_on(across[0], "xla", "all-gather")]
     return []
+
+
+def _bytes(found: FoundCollective) -> int:
+    return sum(elements * jnp.dtype(dtype).itemsize for dtype, elements in found.arrays)
 
 
 def _planned_key(collective: Collective, axis_sizes: Mapping[str, int], slice_size: int) -> _Key:

@@ -22,7 +22,7 @@ KEPT = [
     *[("h100:2x2", name) for name in ("ddp", "hierarchical", "zero", "int8")],
     *[("v5e:4x4", name) for name in ("ddp", "hierarchical", "zero", "fp16")],
     ("v5e:2x2", "torus"),
-    *[("v5e:2x2/2", name) for name in ("ddp", "hierarchical", "zero", "torus")],
+    *[("v5e:2x2/2", name) for name in ("ddp", "flat", "hierarchical", "zero", "torus", "fp16", "int8")],
 ]
 KEPT_LATER = [
     *[("h100:2x2", name) for name in ("ddp", "hierarchical", "zero", "int8", "torus")],

@@ -104,6 +104,7 @@ def test_between_tpu_slices_a_sum_is_sent_and_received():
         WORK.format(n=0),
         "%send-done = token[] send-done(%send), channel_id=3, is_host_transfer=true",
         "%recv-done = (f32[4,128]{1,0}, token[]) recv-done(%recv), channel_id=2, is_host_transfer=true",
+        "%got = f32[4,128]{1,0} get-tuple-element(%recv-done), index=0",
         "%all = f32[2048]{0} all-gather(%got), replica_groups={{0,1,2,3}}, dimensions={0}",
         header=", num_partitions=4",
     )
