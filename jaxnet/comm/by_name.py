@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,8 +59,17 @@ AUTO = "auto"
 _BEST = {"tpu": "ddp"}
 _BEST_ELSEWHERE = "hierarchical"
 
-# Sizes of buckets where another than the strategy's own, which Gloo sends well, is better.
-_BUCKET_BYTES = {("zero", "gpu"): 25 * MiB, ("zero", "tpu"): 25 * MiB}
+# Sizes that are better on a platform than the strategy's own, which Gloo sends well. By compiled programs of ResNet-50
+# on 16 devices, ms exposed with pieces of 1 MiB, of 4 MiB and whole: torus 0.8, -, 0.3 on H100 and 3.2, 1.8, 2.2 on v5e;
+# halving_doubling 0.6, -, 0.2 and 5.5, 3.7, 2.4.
+_SIZES: Mapping[tuple[str, str], Mapping[str, int | None]] = {
+    ("zero", "gpu"): {"bucket_bytes": 25 * MiB},
+    ("zero", "tpu"): {"bucket_bytes": 25 * MiB},
+    ("torus", "gpu"): {"piece_bytes": None},
+    ("torus", "tpu"): {"piece_bytes": 4 * MiB},
+    ("halving_doubling", "gpu"): {"piece_bytes": None},
+    ("halving_doubling", "tpu"): {"piece_bytes": None},
+}
 
 _SCALARS = (bool, int, float, float | None)
 
@@ -90,15 +99,14 @@ def named_strategy(
     """
     name = _BEST.get(platform, _BEST_ELSEWHERE) if name == AUTO else name
     base, settings = _parse(name)
-    if bucket_bytes is None:
-        bucket_bytes = _BUCKET_BYTES.get((base, platform))
-    elif not has_bucket_size(base):
+    if bucket_bytes is not None and not has_bucket_size(base):
         raise ValueError(f"strategy {base!r} has no bucket size to set; leave bucket_bytes out")
     if all_reduce is not None and not takes_all_reduce(base):
         able = ", ".join(filter(takes_all_reduce, STRATEGIES))
         raise ValueError(f"strategy {base!r} has no all-reduce across hosts that another could replace; {able} have")
     given = {"bucket_bytes": bucket_bytes, "all_reduce": all_reduce}
-    arguments = settings | {key: value for key, value in given.items() if value is not None}
+    chosen = settings | {key: value for key, value in given.items() if value is not None}
+    arguments = {**_SIZES.get((base, platform), {}), **chosen}
     try:
         return replace(STRATEGIES[base](**arguments), name=name)
     except ValueError as error:

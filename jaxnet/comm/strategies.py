@@ -147,25 +147,28 @@ def blueconnect(bucket_bytes: int = 25 * MiB) -> Strategy:
     )
 
 
-def torus(bucket_bytes: int = 25 * MiB) -> Strategy:
+def torus(bucket_bytes: int = 25 * MiB, piece_bytes: int | None = 1 * MiB) -> Strategy:
     """The 2-D torus of Mikami et al. (Sony, 2018): rings in the rows, which are hosts, then in the columns, then back.
 
-    Nothing but permutes, each of at most 1 MiB, which Gloo sends well.
+    Nothing but permutes, each of at most `piece_bytes`; those of 1 MiB are what Gloo sends well.
     """
-    columns = ring(HOST, piece_bytes=1 * MiB)
+    columns = ring(HOST, piece_bytes=piece_bytes)
     return Strategy(
-        bucketed(ring(DEVICE, columns, piece_bytes=1 * MiB), bucket_bytes),
+        bucketed(ring(DEVICE, columns, piece_bytes=piece_bytes), bucket_bytes),
         "during",
         name="torus",
         summary="rings of permutes: reduce-scatter in the host, all-reduce across, all-gather in the host (2-D torus)",
     )
 
 
-def halving_doubling(bucket_bytes: int = 25 * MiB) -> Strategy:
-    """Recursive halving, then doubling, as Gloo's all-reduce in Caffe2: few rounds, fewest bytes."""
-    across = by_halves(HOST, piece_bytes=1 * MiB)
+def halving_doubling(bucket_bytes: int = 25 * MiB, piece_bytes: int | None = 1 * MiB) -> Strategy:
+    """Recursive halving, then doubling, as Gloo's all-reduce in Caffe2: few rounds, fewest bytes.
+
+    A permute has at most `piece_bytes`, as for `torus`.
+    """
+    across = by_halves(HOST, piece_bytes=piece_bytes)
     return Strategy(
-        bucketed(by_halves(DEVICE, across, piece_bytes=1 * MiB), bucket_bytes),
+        bucketed(by_halves(DEVICE, across, piece_bytes=piece_bytes), bucket_bytes),
         "during",
         name="halving_doubling",
         summary="reduce-scatter by halving, all-gather by doubling, of permutes (Rabenseifner; Gloo in Caffe2)",

@@ -122,10 +122,12 @@ def test_a_pipeline_has_at_least_one_bucket():
         pipelined(STAGED, 0)
 
 
-def test_the_size_of_buckets_follows_the_platform_unless_it_is_given():
+def test_sizes_follow_the_platform_unless_they_are_given():
     assert "25 * MiB" in repr(named_strategy("zero", platform="gpu").reducer)
     assert "1 * MiB" in repr(named_strategy("zero").reducer)
     assert "bucket_bytes=3000" in repr(named_strategy("zero", 3000, platform="gpu").reducer)
+    assert "piece_bytes=1 * MiB" in repr(named_strategy("torus").reducer)
+    assert "piece_bytes" not in repr(named_strategy("torus", platform="gpu").reducer)
 
 
 def test_other_halves_keep_their_own_form():
