@@ -1,15 +1,16 @@
 """The first eight minutes on a machine with GPUs or TPUs: are the numbers right, and how fast is a step?
 
-    python -m benchmarks.accelerator --out FOLDER [--small] [--options sparse_cores]
+    python -m benchmarks.accelerator --out FOLDER [--small] [--options sparse_cores] [--torch-python PYTHON]
 
 - numerics: three steps of a small network under every strategy, on the accelerators and on as many emulated CPUs, with
   products in full precision: the largest difference of a parameter, relative to the largest one of its array;
 - throughput: ResNet-50, bfloat16, 256 images of 224 x 224 a device, one batch again and again, without input;
+- peers, with --torch-python on a GPU: the same beside PyTorch, as `benchmarks/throughput.py` measures;
 - overhead: milliseconds that the host spends on a step of a small network, and that such a step takes;
 - memory: what the compiler said that the ResNet's step needs, beside the most that the device has had in use;
 - decode: photos a second, as `benchmarks/decode.py` measures them.
 
-Writes FOLDER/accelerator.json and FOLDER/accelerator.md. --small takes a small network for the ResNet and leaves photos
+Writes FOLDER/accelerator.json and FOLDER/accelerator.md. --small takes small networks for the ResNet and leaves photos
 out; where there is only a CPU it is compared with itself. --options are `compiler_options` of the accelerator's steps,
 to see whether the numbers stay right with them. Status 1: a strategy's numbers differ.
 """
@@ -39,6 +40,7 @@ from jaxnet.training.experiment import Experiment
 from jaxnet.training.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
+_PEERS = ("jaxnet", "jax by hand", "torch channels_last", "torch compile")
 _STEPS = 3
 _EXACT, _LOSSY = 1e-4, 1e-1  # what rounding may do in three steps; a codec may round to the other side
 _SMALL = CNN(10, widths=(8, 16), hidden=1024)  # 1 MB of gradients: a TPU's SparseCores take no small messages
@@ -149,9 +151,22 @@ def overhead(mesh: Mesh, options: Sequence[str]) -> dict[str, float]:
     return {"step_milliseconds": 1e3 * whole, "call_milliseconds": 1e3 * call}
 
 
+def peers(python: str, small: bool) -> dict[str, Any]:
+    """What `benchmarks/throughput.py` says of jaxnet, of a JAX loop written by hand and of PyTorch."""
+    size = "--model alexnet --batch 4 --rounds 2 --side 256 --steps-per-round 1"
+    full = "--model resnet50 --batch 256 --rounds 5 --side 16384 --steps-per-round 10 --dtype bfloat16"
+    variants = [word for name in _PEERS for word in ("--variant", name)]
+    return _said_by("throughput.py", *(size if small else full).split(), *variants, "--torch-python", python)
+
+
 def decoded() -> dict[str, Any]:
     """What `benchmarks/decode.py` says."""
-    command = [sys.executable, str(ROOT / "benchmarks/decode.py"), "--json", "--rounds", "3", "--images", "512"]
+    return _said_by("decode.py", "--rounds", "3", "--images", "512")
+
+
+def _said_by(script: str, *arguments: str) -> dict[str, Any]:
+    """The JSON that another benchmark prints, in a process of its own."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1]}
@@ -175,6 +190,7 @@ def page(found: dict[str, Any]) -> str:
         f"- memory of a device: {speed['planned_bytes'] / 2**30:.2f} GiB planned, {peak} at most in use",
         f"- a step of a small network: {cost['step_milliseconds']:.2f} ms, of the host "
         f"{cost['call_milliseconds']:.2f} ms",
+        *_beside_peers(found["peers"]),
         "",
         "| strategy | difference from CPUs | allowed |",
         "| --- | --- | --- |",
@@ -189,13 +205,27 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _beside_peers(said: dict[str, Any]) -> list[str]:
+    """A line for each variant of `peers`, or one for how they failed."""
+    if "error" in said:
+        return [f"- PyTorch could not be measured: {said['error']}"]
+    return [
+        f"- {said['model']}, {said['dtype']}, batch {said['batch']}, {row['variant']}: "
+        f"{row['images_per_second']:,.0f} images a second"
+        for row in said.get("rows", ())
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--small", action="store_true", help="a small network in place of ResNet-50, and no photos")
     parser.add_argument("--options", nargs="+", default=[], metavar="OPTION", help="NAME=VALUE, or sparse_cores")
+    parser.add_argument("--torch-python", metavar="PYTHON", help="one with PyTorch: benchmarks/peers/README.md")
     args = parser.parse_args(argv)
+    # First, because from its first use of a GPU on this process holds most of its memory.
+    beside = peers(args.torch_python, args.small) if args.torch_python else {}
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", 8)  # at least as many as accelerators of a machine
     mesh = make_mesh()
@@ -208,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "options": args.options,
         "numerics": numerics(mesh, args.options),
         "throughput": throughput(mesh, args.small, args.options),
+        "peers": beside,
         "overhead": overhead(mesh, args.options),
         "decode": {} if args.small else decoded(),
     }

@@ -91,6 +91,10 @@ def _cluster(args: argparse.Namespace) -> "Cluster":
 
     if args.mesh:
         raise InputError("--mesh: --on names a mesh already; give one of the two")
+    if args.on == "here":
+        import jax
+
+        return Cluster.of(jax.devices())
     cluster = Cluster.named(args.on)
     prepare_compilers()
     return cluster
@@ -126,7 +130,8 @@ def _add_on(parser: Parser) -> None:
     parser.add_argument(
         "--on",
         metavar="KIND:SIZES",
-        help="compile for these accelerators, which need not be there: h100:2x8 (hosts x GPUs), v5e:4x4 (a TPU slice)",
+        help="compile for these accelerators, which need not be there: h100:2x8 (hosts x GPUs), v5e:4x4 (a TPU slice); "
+        "here: for those of this machine",
     )
 
 

@@ -60,8 +60,8 @@ _BEST = {"tpu": "ddp"}
 _BEST_ELSEWHERE = "hierarchical"
 
 # Sizes that are better on a platform than the strategy's own, which Gloo sends well. By compiled programs of ResNet-50
-# on 16 devices, ms exposed with pieces of 1 MiB, of 4 MiB and whole: torus 0.8, -, 0.3 on H100 and 3.2, 1.8, 2.2 on v5e;
-# halving_doubling 0.6, -, 0.2 and 5.5, 3.7, 2.4.
+# on 16 devices, ms exposed with pieces of 1 MiB, of 4 MiB and whole: torus 0.8, ?, 0.3 on H100 and 3.2, 1.8, 2.2 on
+# v5e; halving_doubling 0.6, ?, 0.2 and 5.5, 3.7, 2.4.
 _SIZES: Mapping[tuple[str, str], Mapping[str, int | None]] = {
     ("zero", "gpu"): {"bucket_bytes": 25 * MiB},
     ("zero", "tpu"): {"bucket_bytes": 25 * MiB},

@@ -1,11 +1,12 @@
 """GPUs and TPUs by name, with their published rates, and meshes of them on a machine that has none.
 
-XLA's compilers for GPUs and TPUs need no device, only its description. `mesh_on("h100:2x8")` is a mesh of devices that
-are descriptions: any step is planned and compiled for it as for real ones, and cannot be run.
+XLA's compilers for GPUs and TPUs need no device, only its description. `Cluster.named("h100:2x8").mesh()` is a mesh of
+devices that are descriptions: any step is planned and compiled for it as for real ones, and cannot be run.
 
     h100:2x8       two hosts of eight GPUs
     v5e:4x4        a TPU slice of 4 x 4 chips; three sizes for v4 and v5p, such as v5p:2x2x4
     v6e:4x4/2      two such slices
+    here           the devices of this machine, if they are of a kind that is known: `Cluster.of(jax.devices())`
 
 Rates are those of the makers' data sheets, dense, at full clock: nothing runs faster, and most things run slower.
 """
@@ -21,6 +22,7 @@ from jaxnet.comm import GiB
 from jaxnet.errors import InputError, error_text
 
 if TYPE_CHECKING:
+    import jax
     from jax.sharding import Mesh
 
 _EXTRAS = {"gpu": "aot-gpu", "tpu": "aot-tpu"}
@@ -122,6 +124,20 @@ ACCELERATORS = {
 }  # fmt: skip
 
 
+_TPU_KINDS = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}  # as JAX names them
+
+
+def _accelerator(device_kind: str) -> Accelerator:
+    """By what JAX says of a device: its title, or the first words of it."""
+    if device_kind in _TPU_KINDS:
+        return ACCELERATORS[_TPU_KINDS[device_kind]]
+    for accelerator in ACCELERATORS.values():
+        if accelerator.title.startswith(device_kind):
+            return accelerator
+    titles = ", ".join(each.title for each in ACCELERATORS.values())
+    raise InputError(f"--on here: the devices of this machine are of the kind {device_kind!r}; known are {titles}")
+
+
 # ---- Meshes by name -----------------------------------------------------------------------------------------------
 
 
@@ -133,6 +149,7 @@ class Cluster:
         accelerator: the kind.
         sizes: hosts and GPUs of each; of TPUs, the chips of a slice along each dim.
         slices: TPU slices; 1 for GPUs.
+        real: the devices, if they are there.
 
     >>> cluster = Cluster.named("v6e:4x4/2")
     >>> cluster.accelerator.title, cluster.sizes, cluster.slices, cluster.devices
@@ -142,6 +159,21 @@ class Cluster:
     accelerator: Accelerator
     sizes: tuple[int, ...]
     slices: int = 1
+    real: "tuple[jax.Device, ...]" = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, devices: "Sequence[jax.Device]") -> "Cluster":
+        """What these devices are by name; InputError: of no kind in the table."""
+        from jaxnet.comm import make_mesh
+
+        first = devices[0]
+        accelerator = _accelerator(first.device_kind)
+        if accelerator.platform == "gpu":
+            shape = make_mesh(devices=devices).shape
+            return cls(accelerator, (shape["host"], shape["device"]), 1, tuple(devices))
+        corner = [max(device.coords[dim] for device in devices) for dim in range(accelerator.dims)]
+        slices = len({getattr(device, "slice_index", None) for device in devices})
+        return cls(accelerator, tuple(last + 1 for last in corner), slices, tuple(devices))
 
     @classmethod
     def named(cls, text: str) -> "Cluster":
@@ -211,11 +243,13 @@ class Cluster:
         return [size == 16 for size in self.sizes]
 
     def describe(self) -> Sequence[Any]:
-        """The devices, as JAX's. Call `prepare_compilers` first.
+        """The devices, as JAX's: descriptions, unless they are real. Call `prepare_compilers` first.
 
         Raises:
             InputError: the compiler is not installed, or knows no such devices.
         """
+        if self.real:
+            return list(self.real)
         from jax.experimental import topologies
 
         kind = self.accelerator

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxnet.comm import STRATEGIES
-from jaxnet.cost.accelerators import ACCELERATORS, Cluster
+from jaxnet.cost.accelerators import ACCELERATORS, Cluster, prepare_compilers
 from support.described import compiled_for
 
 PLANNED = [name for name in STRATEGIES if name not in ("xla", "local_sgd", "post_local_sgd", "bmuf")]  # in every step
@@ -80,3 +80,15 @@ def test_every_kind_of_accelerator_is_known_to_its_compiler(kind):
     made = compiled_for(Cluster.named(f"{kind}:{sizes}"), "ddp")
     require_whole(made, "ddp")
     assert 0 < made.memory.arguments < made.memory.limit
+
+
+@pytest.mark.parametrize(
+    "name", ["h100:1x8", "h200:1x1", "a100-40:1x4", "v4:2x2x4", "v5e:4x4/2", "v5p:2x2x1", "v6e:2x2"]
+)
+def test_devices_that_are_there_have_their_name(name):
+    prepare_compilers()
+    cluster = Cluster.named(name)
+    devices = cluster.describe()
+    there = Cluster.of(devices)
+    assert there == cluster
+    assert set(there.mesh().devices.flat) == set(devices)

@@ -135,6 +135,10 @@ def test_strategies_have_a_row_each_and_those_that_cannot_say_why(tiny, on_cpus,
     ("arguments", "words"),
     [
         (["plan", "--config", DIGITS, "--on", "h100"], "wanted KIND:SIZES"),
+        (
+            ["plan", "--config", DIGITS, "--on", "here"],
+            "devices of this machine are of the kind 'cpu'; known are NVIDIA",
+        ),
         (["plan", "--config", DIGITS, "--on", "h100:2x8", "--mesh", "2x4"], "--mesh: --on names a mesh already"),
         (["strategies", "--on", "h100:2x8"], "give --config FILE too"),
     ],

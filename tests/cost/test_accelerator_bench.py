@@ -28,6 +28,25 @@ def test_it_writes_what_it_found(quick, tmp_path, capsys):
     assert "wrong" not in page
 
 
+def test_pytorch_that_is_not_there_is_told(quick, tmp_path):
+    asked = accelerator.peers(str(tmp_path / "python"), small=True)
+    [line] = accelerator._beside_peers(asked)
+    assert line.startswith("- PyTorch could not be measured: error: no Python at ")
+
+
+def test_peers_have_a_line_each():
+    said = {"model": "resnet50", "dtype": "bfloat16", "batch": 256}
+    rows = [
+        {"variant": "jaxnet", "images_per_second": 3000.0},
+        {"variant": "torch compile", "images_per_second": 2999.6},
+    ]
+    assert accelerator._beside_peers({**said, "rows": rows}) == [
+        "- resnet50, bfloat16, batch 256, jaxnet: 3,000 images a second",
+        "- resnet50, bfloat16, batch 256, torch compile: 3,000 images a second",
+    ]
+    assert accelerator._beside_peers({}) == []
+
+
 def test_options_reach_the_compiler(quick):
     rows = accelerator.numerics(comm.make_mesh(2), ["xla_no_such_option=1"])
     assert all("InputError: compiler_options: XLA: " in row["error"] for row in rows.values())
