@@ -4,7 +4,7 @@ import pytest
 
 from jaxnet.comm import STRATEGIES
 from jaxnet.cost.accelerators import ACCELERATORS, Cluster, prepare_compilers
-from support.described import compiled_for
+from support.described import compiled_for, require_compiler
 
 PLANNED = [name for name in STRATEGIES if name not in ("xla", "local_sgd", "post_local_sgd", "bmuf")]  # in every step
 
@@ -86,8 +86,9 @@ def test_every_kind_of_accelerator_is_known_to_its_compiler(kind):
     "name", ["h100:1x8", "h200:1x1", "a100-40:1x4", "v4:2x2x4", "v5e:4x4/2", "v5p:2x2x1", "v6e:2x2"]
 )
 def test_devices_that_are_there_have_their_name(name):
-    prepare_compilers()
     cluster = Cluster.named(name)
+    require_compiler(cluster)
+    prepare_compilers()
     devices = cluster.describe()
     there = Cluster.of(devices)
     assert there == cluster
