@@ -23,6 +23,7 @@ from jaxnet.comm.buckets import Bucket, BucketPlan
 from jaxnet.comm.by_name import AUTO, STRATEGIES, has_bucket_size, named_strategy, settings_of, takes_all_reduce
 from jaxnet.comm.codecs import Codec
 from jaxnet.comm.compressed import cast, compressed, compressed_scattered
+from jaxnet.comm.cut import PieceProgram, cut, first_reads, result_turns
 from jaxnet.comm.expression import GiB, KiB, MiB, expressed
 from jaxnet.comm.found import FoundCollective, collectives_in, schedule
 from jaxnet.comm.guards import same_along, varying_along, varying_axes
@@ -213,6 +214,10 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "Messages",
     "messages_of",
     "Launch",
+    "PieceProgram",
+    "cut",
+    "first_reads",
+    "result_turns",
     "LoweredLaunch",
     "lower_launch",
     "lower_here",

@@ -29,6 +29,7 @@ from jaxnet.comm.strategies import (
     per_leaf,
     post_local_sgd,
     powersgd,
+    priority,
     s_caffe_b,
     s_caffe_hr,
     s_caffe_ob,
@@ -43,7 +44,7 @@ from jaxnet.comm.strategy import Strategy
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     make.__name__: make
     for make in (
-        *(xla, per_leaf, flat, caffe2, ddp, horovod, mg_wfbp),
+        *(xla, per_leaf, flat, caffe2, ddp, horovod, mg_wfbp, priority),
         *(hierarchical, blueconnect, torus, halving_doubling, parameter_server),
         *(s_caffe_b, s_caffe_hr, s_caffe_ob, s_caffe_obr, zero),
         *(fp16, bf16, int8, cntk_1bit, mxnet_2bit, top_k, powersgd),

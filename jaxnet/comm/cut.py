@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 PyTree = Any
 _Atom = Var | Literal
@@ -59,7 +59,10 @@ class Pieces:
 
 
 def cut(
-    function: Callable[..., Sequence[jax.Array]], shapes: Sequence[PyTree], groups: Sequence[Sequence[int]]
+    function: Callable[..., Sequence[jax.Array]],
+    shapes: Sequence[PyTree],
+    groups: Sequence[Sequence[int]],
+    turns: Sequence[int] | None = None,
 ) -> Pieces:
     """Cut `function(*args) -> results` so that piece i ends when all results of group i exist.
 
@@ -74,14 +77,76 @@ def cut(
         function: gives a flat sequence of arrays.
         shapes: its arguments as `jax.ShapeDtypeStruct`.
         groups: places of results, in the order in which they are wanted; each result in one group.
+        turns: of each argument, flat, when it is there: 0, 1, ... Then a group has a piece for each turn that it waits
+            for, and none waits for an argument of a later turn.
     """
     # 1. Trace. 2. Give each operation to the first group that needs it. 3. Number what passes between the pieces.
     closed = jax.make_jaxpr(lambda *args: list(function(*args)))(*shapes)
     outputs = closed.jaxpr.outvars
     if sorted(place for group in groups for place in group) != list(range(len(outputs))):
         raise ValueError(f"groups must hold each of the {len(outputs)} results once, got {groups}")
-    wanted = [[outputs[place] for place in group] for group in groups]
-    return _numbered(closed, _by_need(closed.jaxpr.eqns, wanted), wanted)
+    wanted: list[Sequence[_Atom]] = [[outputs[place] for place in group] for group in groups]
+    pieces = _by_need(closed.jaxpr.eqns, wanted)
+    if turns is not None:
+        pieces, wanted = _by_turn(closed.jaxpr, pieces, wanted, turns)
+    return _numbered(closed, pieces, wanted)
+
+
+def result_turns(
+    function: Callable[..., Sequence[jax.Array]], shapes: Sequence[PyTree], turns: Sequence[int]
+) -> list[int]:
+    """Of each result the turn in which it can be there, given those of the arguments (see `cut`).
+
+    >>> two = [jax.ShapeDtypeStruct((), "float32")] * 2
+    >>> result_turns(lambda a, b: [a + 1, a * b], two, [1, 2])
+    [1, 2]
+    """
+    jaxpr = jax.make_jaxpr(lambda *args: list(function(*args)))(*shapes).jaxpr
+    at = _turns(jaxpr, turns)
+    return [at.get(id(atom), 0) for atom in jaxpr.outvars]
+
+
+def first_reads(function: Callable[..., PyTree], shapes: Sequence[PyTree]) -> list[int]:
+    """Of each argument, flat, the place of the first operation that reads it; behind all others if none does.
+
+    >>> first_reads(lambda a, b: b + 1 + a, [jax.ShapeDtypeStruct((), "float32")] * 2)
+    [1, 0]
+    """
+    jaxpr = jax.make_jaxpr(function)(*shapes).jaxpr
+    first: dict[int, int] = {}
+    for place, eqn in enumerate(jaxpr.eqns):
+        for atom in eqn.invars:
+            first.setdefault(id(atom), place)
+    return [first.get(id(var), len(jaxpr.eqns)) for var in jaxpr.invars]
+
+
+def _turns(jaxpr: Jaxpr, turns: Sequence[int]) -> dict[int, int]:
+    """The turn of each value, by `id`: the latest of those that it is made from; 0 where it is not in the result."""
+    at = {id(var): turn for var, turn in zip(jaxpr.invars, turns, strict=True)}
+    for eqn in jaxpr.eqns:
+        turn = max((at.get(id(atom), 0) for atom in eqn.invars), default=0)
+        at.update((id(var), turn) for var in eqn.outvars)
+    return at
+
+
+def _by_turn(
+    jaxpr: Jaxpr, pieces: Sequence[Sequence[JaxprEqn]], wanted: Sequence[Sequence[_Atom]], turns: Sequence[int]
+) -> tuple[list[list[JaxprEqn]], list[Sequence[_Atom]]]:
+    """Each group's operations as a piece a turn, of which the last has the group's results."""
+    at, reached = _turns(jaxpr, turns), 0
+    split: list[list[JaxprEqn]] = []
+    results: list[Sequence[_Atom]] = []
+    for eqns, atoms in zip(pieces, wanted, strict=True):
+        by_turn: dict[int, list[JaxprEqn]] = {reached: []}
+        for eqn in eqns:
+            turn = max((at.get(id(atom), 0) for atom in eqn.invars), default=0)
+            by_turn.setdefault(max(turn, reached), []).append(eqn)
+        parts = [by_turn[turn] for turn in sorted(by_turn)]
+        parts = [part for part in parts[:-1] if part] + parts[-1:]
+        split += parts
+        results += [[]] * (len(parts) - 1) + [atoms]
+        reached = max(by_turn)
+    return split, results
 
 
 def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> list[list[JaxprEqn]]:

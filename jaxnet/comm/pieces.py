@@ -10,12 +10,12 @@ Two properties of PJRT's CPU client decide the form:
 - A program waits for the one that the same thread launched before it. So a second thread launches the sums.
 """
 
-import itertools
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
@@ -95,12 +95,23 @@ class HasText(Protocol):
     def as_text(self) -> str | None: ...
 
 
+_Text = TypeVar("_Text", bound=HasText)
+
+
 class Message(NamedTuple):
     """A message of one dim, the bucket reducer that sums it, and the scope in which it does."""
 
     reducer: Reducer
     spec: jax.ShapeDtypeStruct
     scope: str = "bucket"
+
+
+class Piece(NamedTuple, Generic[_Text]):
+    """A piece, its program, and its messages: places among the sums, and numbers among the values."""
+
+    piece: PieceProgram
+    program: _Text
+    sends: tuple[tuple[int, int], ...]
 
 
 class Launch:
@@ -114,7 +125,7 @@ class Launch:
 
     def __init__(
         self,
-        pieces: Sequence[tuple[PieceProgram, jax.stages.Compiled]],
+        pieces: "Sequence[Piece[jax.stages.Compiled]]",
         sums: Sequence[jax.stages.Compiled],
         mesh: Mesh,
     ) -> None:
@@ -123,53 +134,108 @@ class Launch:
         self._mesh = mesh
         self._helper = ThreadPoolExecutor(1, "reductions")
 
+    @property
+    def messages(self) -> int:
+        """How many there are."""
+        return len(self._sums)
+
     def __call__(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[jax.Array], list[PyTree]]:
+        # Wait until all sums have been launched; their values may still be under way.
+        done = [future.result() for future in self.begin(arguments, states, range(self.messages))]
+        return [total for total, _ in done], [state for _, state in done]
+
+    def begin(
+        self, arguments: PyTree, states: Sequence[PyTree], order: Sequence[int]
+    ) -> "list[Future[tuple[jax.Array, PyTree]]]":
+        """Launch all pieces; each sum is there, with the state behind it, when the helper has launched it.
+
+        Args:
+            arguments: of the function.
+            states: of the reducers.
+            order: in which the messages travel, the same in all processes.
+        """
         values = dict(enumerate(jax.tree.leaves(arguments)))
         stop = threading.Event()
-        travelling: list[Future[tuple[jax.Array, PyTree]]] = []
+        messages: list[Future[jax.Array]] = [Future() for _ in self._sums]
+        sums: list[Future[tuple[jax.Array, PyTree]]] = [Future() for _ in self._sums]
+        self._helper.submit(self._launch_sums, order, messages, states, sums, stop)
         try:
-            for piece, program in self._pieces:
+            for piece, program, sends in self._pieces:
                 if stop.is_set():
-                    break  # a sum failed: its future raises the error below
+                    break  # a sum failed: its future raises the error
                 # 1. Compute. A piece of a group whose results exist already has nothing to run.
                 if piece.reads or piece.gives:
                     values.update(zip(piece.gives, program(*(values[number] for number in piece.reads)), strict=True))
-                # 2. Hand each message to the helper, which launches the sums one after the other.
-                for number in piece.results:
-                    place = len(travelling)
-                    travelling.append(self._helper.submit(self._sum, place, values[number], states[place], stop))
+                # 2. Hand each message to the helper.
+                for place, number in sends:
+                    messages[place].set_result(values[number])
                 # 3. Free what no later piece reads.
                 for number in piece.drops:
                     values.pop(number)
-            # 4. Wait until all sums have been launched; their values may still be under way.
-            done = [future.result() for future in travelling]
-        except BaseException:
+        except BaseException as error:
             stop.set()
+            for message in messages:
+                if not message.done():
+                    message.set_exception(error)
             raise
-        return [total for total, _ in done], [state for _, state in done]
+        return sums
+
+    def timed(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[float], list[float]]:
+        """Seconds after the start at which each message is computed, and that each sum takes, one thing at a time."""
+        values = dict(enumerate(jax.block_until_ready(jax.tree.leaves(arguments))))
+        ready, messages = [0.0] * len(self._sums), {}
+        begun = time.perf_counter()
+        for piece, program, sends in self._pieces:
+            if piece.reads or piece.gives:
+                given = jax.block_until_ready(program(*(values[number] for number in piece.reads)))
+                values.update(zip(piece.gives, given, strict=True))
+            for place, number in sends:
+                ready[place], messages[place] = time.perf_counter() - begun, values[number]
+            for number in piece.drops:
+                values.pop(number)
+        seconds = []
+        for place, message in sorted(messages.items()):
+            begun = time.perf_counter()
+            jax.block_until_ready(self._launch_sum(place, message, states[place]))
+            seconds.append(time.perf_counter() - begun)
+        return ready, seconds
 
     def as_text(self) -> str:
         """All programs, in the order in which they are launched."""
         return _text(self._pieces, self._sums)
 
     # Runs in the helper thread. The first error stops both threads: nothing more is launched.
-    def _sum(self, place: int, message: jax.Array, state: PyTree, stop: threading.Event) -> tuple[jax.Array, PyTree]:
-        if stop.is_set():
-            raise CancelledError
+    def _launch_sums(
+        self,
+        order: Sequence[int],
+        messages: "Sequence[Future[jax.Array]]",
+        states: Sequence[PyTree],
+        sums: "Sequence[Future[tuple[jax.Array, PyTree]]]",
+        stop: threading.Event,
+    ) -> None:
         try:
-            shape = (mesh_size(self._mesh) * message.size,)
-            spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [message])
-            total, state = self._sums[place](spread, state)
-            return total.addressable_data(0), state
-        except BaseException:
+            for place in order:
+                message = messages[place].result()
+                if stop.is_set():
+                    raise CancelledError
+                sums[place].set_result(self._launch_sum(place, message, states[place]))
+        except BaseException as error:
             stop.set()
-            raise
+            for future in sums:
+                if not future.done():
+                    future.set_exception(error)
+
+    def _launch_sum(self, place: int, message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+        shape = (mesh_size(self._mesh) * message.size,)
+        spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [message])
+        total, state = self._sums[place](spread, state)
+        return total.addressable_data(0), state
 
 
 class LoweredLaunch(NamedTuple):
     """A `Launch` before compilation. Equal messages share a program."""
 
-    pieces: list[tuple[PieceProgram, jax.stages.Lowered]]
+    pieces: "list[Piece[jax.stages.Lowered]]"
     sums: list[jax.stages.Lowered]
     mesh: Mesh
 
@@ -178,7 +244,9 @@ class LoweredLaunch(NamedTuple):
         sums = {id(lowered): lowered for lowered in self.sums}
         compiled = {key: lowered.compile() for key, lowered in sums.items()}
         options = None if compiler_options is None else dict(compiler_options)
-        pieces = [(piece, lowered.compile(compiler_options=options)) for piece, lowered in self.pieces]
+        pieces = [
+            Piece(piece, lowered.compile(compiler_options=options), sends) for piece, lowered, sends in self.pieces
+        ]
         return Launch(pieces, [compiled[id(lowered)] for lowered in self.sums], self.mesh)
 
     def as_text(self) -> str:
@@ -192,26 +260,30 @@ def lower_launch(
     summed: Sequence[Message],
     mesh: Mesh,
     *,
-    at_once: bool = False,
+    groups: Sequence[Sequence[int]] | None = None,
+    turns: Sequence[int] | None = None,
     keep: bool = False,
 ) -> LoweredLaunch:
     """Lower the programs of a `Launch`.
 
     Args:
-        function: gives a message for each of `summed`.
+        function: gives a message for each of `summed`, and behind them what else its pieces are to make.
         shapes: its arguments as `jax.ShapeDtypeStruct`.
-        summed: the messages, in the order in which they travel.
+        summed: the messages, in the order in which they are computed.
         mesh: axes ('host', 'device'), one device of each process.
-        at_once: no message travels before all have been computed.
+        groups: places of results that are computed together; by default each message by itself.
+        turns: of the arguments: see `cut`.
         keep: do not donate the reducers' states.
     """
-    places = range(len(summed))
-    pieces = cut(function, shapes, [places] if at_once else [[place] for place in places])
+    groups = [[place] for place in range(len(summed))] if groups is None else groups
+    pieces = cut(function, shapes, groups, turns)
     alike = {one: _lower_sum(one, mesh, keep) for one in summed}
-    programs = [
-        (piece, lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], mesh))
-        for piece in pieces.programs
-    ]
+    programs, left = [], iter(groups)
+    for piece in pieces.programs:
+        group = next(left) if piece.results else []
+        sends = tuple(pair for pair in zip(group, piece.results, strict=True) if pair[0] < len(summed))
+        lowered = lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], mesh)
+        programs.append(Piece(piece, lowered, sends))
     return LoweredLaunch(programs, [alike[one] for one in summed], mesh)
 
 
@@ -271,8 +343,9 @@ def _lower_sum(summed: Message, mesh: Mesh, keep: bool) -> jax.stages.Lowered:
     return jax.jit(_named(SUM, mapped), donate_argnums=donated, compiler_options=options).lower(message, states)
 
 
-def _text(pieces: Sequence[tuple[PieceProgram, HasText]], sums: Sequence[HasText]) -> str:
-    """The texts in order of launch: each piece, then the sums of its results."""
-    waiting = iter(sums)
-    programs = [program for piece, run in pieces for program in (run, *itertools.islice(waiting, len(piece.results)))]
+def _text(pieces: Sequence[Piece[Any]], sums: Sequence[HasText]) -> str:
+    """The texts in order of launch: each piece, then the sums of its messages."""
+    programs: list[HasText] = []
+    for _, program, sends in pieces:
+        programs += [program, *(sums[place] for place, _ in sends)]
     return "\n".join(program.as_text() or "" for program in programs)

@@ -117,6 +117,19 @@ def mg_wfbp(
     )
 
 
+def priority(bucket_bytes: int = 4 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
+    """P3 and ByteScheduler: messages cross the end of the step, and what the next forward pass needs first goes first.
+
+    Forward begins layer by layer as its parameters arrive. Where a step is one program it is as `ddp`.
+    """
+    return Strategy(
+        bucketed(all_reduce(*AXES), bucket_bytes, split=False),
+        "priority",
+        name="priority",
+        summary="what the next forward pass needs first travels first, across the end of the step (P3, ByteScheduler)",
+    )
+
+
 # ---- An all-reduce in stages: along one mesh axis after the other, or in its two halves ---------------
 
 

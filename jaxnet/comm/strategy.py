@@ -12,7 +12,7 @@ There are four kinds. What a training step makes of each is told in `jaxnet.para
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxnet.comm.bucketed import after, during, in_order
 from jaxnet.comm.reducer import Reducer
@@ -96,7 +96,8 @@ class Averaging:
         return self.synchronous_share(total_steps) + self.averaging_share(total_steps)
 
 
-Schedule = Literal["during", "after", "deferred"] | Averaging
+Moment = Literal["during", "after", "priority", "deferred"]
+Schedule = Moment | Averaging
 Kind = Literal["xla", "replicated", "sharded", "local"]
 
 
@@ -108,8 +109,10 @@ class Strategy:
         reducer: a tree `Reducer` sums gradients (or averages parameters, with an `Averaging`); a `Sharded` scatters
             gradients and gathers parameters; None leaves the sums to XLA.
         schedule: 'during': a bucket travels as soon as backward has produced it. 'after': all wait for the end of
-            backward. 'deferred', of a `Sharded`: sums arrive in shards, are updated in shards, and the next step
-            gathers each parameter just before its use. An `Averaging`: devices train by themselves between means.
+            backward. 'priority': a bucket may still travel while the next step begins, and those that its forward pass
+            needs first go first; where a step is one program, as 'during'. 'deferred', of a `Sharded`: sums arrive in
+            shards, are updated in shards, and the next step gathers each parameter just before its use. An
+            `Averaging`: devices train by themselves between means.
         name: what `strategy=NAME` says; '' for a strategy that has none.
         summary: one line, with the source.
         exact: whether the result is the sum up to the order of additions; False where less is sent.
@@ -139,8 +142,10 @@ class Strategy:
                 f"reducer is a {type(self.reducer).__name__}; wanted a Reducer such as bucketed(all_reduce('host', "
                 "'device'), 25 * MiB), a Sharded, or None"
             )
-        if not isinstance(self.schedule, Averaging) and self.schedule not in ("during", "after", "deferred"):
-            raise ValueError(f"no schedule {self.schedule!r}; wanted 'during', 'after', 'deferred' or Averaging(...)")
+        if not isinstance(self.schedule, Averaging) and self.schedule not in get_args(Moment):
+            raise ValueError(
+                f"no schedule {self.schedule!r}; wanted {', '.join(map(repr, get_args(Moment)))} or Averaging(...)"
+            )
         if isinstance(self.schedule, Averaging) and self.reducer is None:
             raise ValueError("Averaging(...) needs a reducer, which sums the parameters")
 
@@ -155,7 +160,7 @@ class Strategy:
 
     @property
     def when(self) -> str:
-        """When it travels, in a word: 'during', 'after', 'deferred', 'local', or 'xla' where XLA decides."""
+        """When it travels: 'during', 'after', 'priority', 'deferred', 'local', or 'xla' where XLA decides."""
         if self.reducer is None:
             return "xla"
         return "local" if isinstance(self.schedule, Averaging) else self.schedule
@@ -168,7 +173,7 @@ class Strategy:
     @property
     def expression(self) -> str:
         """The expression that makes what the step runs, such as `during(bucketed(...))`."""
-        if self.kind == "replicated":
+        if self.kind == "replicated" and self.schedule != "priority":
             return f"{self.schedule}({self.reducer!r})"
         return repr(self)
 

@@ -19,6 +19,7 @@ from jaxnet.comm import (
     is_described,
     mesh_size,
     named_strategy,
+    platform_of,
     takes_all_reduce,
 )
 from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
@@ -29,7 +30,7 @@ from jaxnet.limits import Count, broken_limit, memory_bytes, without_limits
 from jaxnet.models import Model, Variables
 from jaxnet.optimizer import Optimizer
 from jaxnet.parallel import Mode
-from jaxnet.parallel.pieces import sums_by_message
+from jaxnet.parallel.pieces import crosses_steps, sums_by_message
 from jaxnet.parallel.state import check_scale, needs_scale
 from jaxnet.tasks.task import Task
 
@@ -246,19 +247,19 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
-def strategy_of(config: Config, all_reduce: AllReduce | None = None, platform: str = "cpu") -> tuple[Strategy, Mode]:
+def strategy_of(config: Config, all_reduce: AllReduce | None = None, mesh: Mesh | None = None) -> tuple[Strategy, Mode]:
     """The strategy and the mode of the step that a config asks for; InputError if they do not go together.
 
     Args:
         config: of the run.
         all_reduce: makes the sums across hosts of a named strategy, such as `mpi_all_reduce`; None: XLA's.
-        platform: that of the devices, by which the buckets of a named strategy are sized.
+        mesh: by whose devices the buckets of a named strategy are sized; None: one that is not known yet, of CPUs.
     """
-    strategy = _strategy(config, all_reduce, platform)
-    ours: Mode = "jit" if strategy.kind == "xla" else "shard_map"
-    mode: Mode = ours if config.mode == "auto" else config.mode
+    strategy = _strategy(config, all_reduce, "cpu" if mesh is None else platform_of(mesh))
+    mode: Mode = _auto_mode(config, strategy, mesh) if config.mode == "auto" else config.mode
     asked = f"strategy={strategy.label}"
-    if (mode == "jit") != (ours == "jit"):
+    by_xla = strategy.kind == "xla"
+    if (mode == "jit") != by_xla:
         raise InputError(
             f"mode={config.mode} does not go with {asked}: mode=jit goes with strategy=xla "
             "alone, where XLA reduces the gradients; leave mode=auto"
@@ -275,9 +276,19 @@ def strategy_of(config: Config, all_reduce: AllReduce | None = None, platform: s
     if mode == "pieces":
         _check_pieces(config, strategy)
     check_scale(config.model, config.guard.skip, strategy.label, strategy.when)
-    if ours == "jit" and config.batch_norm == "host":
+    if by_xla and config.batch_norm == "host":
         raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")
     return strategy, mode
+
+
+def _auto_mode(config: Config, strategy: Strategy, mesh: Mesh | None) -> Mode:
+    """'pieces' where messages are to cross the end of a step and nothing forbids it; 'jit' if XLA reduces."""
+    if strategy.kind == "xla":
+        return "jit"
+    one_program = config.ensemble.on or config.shard_dense or config.compiler_options or config.transport == "mpi"
+    if one_program or config.batch_norm != "local" or mesh is None:
+        return "shard_map"
+    return "pieces" if crosses_steps(strategy, mesh) else "shard_map"
 
 
 def _strategy(config: Config, all_reduce: AllReduce | None, platform: str) -> Strategy:

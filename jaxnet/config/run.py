@@ -146,8 +146,9 @@ class Config:
         strategy: how gradients travel: a name (`jaxnet strategies` lists them, and what 'NAME:key=value' can set), or a
             `comm.Strategy` of your own. 'auto' is 'ddp' on TPUs and 'hierarchical' elsewhere.
         bucket_bytes: instead of the size of a named strategy's buckets.
-        mode: 'auto' is 'jit' for strategy 'xla' and 'shard_map' for all others; 'pmap' for comparison; 'pieces' makes
-            several programs of a step, which is the fastest across CPU hosts.
+        mode: 'auto' is 'jit' for strategy 'xla', 'pieces' for 'priority' across CPU hosts of a device each, 'shard_map'
+            for all others; 'pmap' for comparison; 'pieces' makes several programs of a step, which is the fastest
+            across CPU hosts.
         shard_dense: dense layers, such as classifier_1 or classifier_*, whose kernels are cut over the devices of each
             host, while all else is data parallel: activations travel to them instead of gradients.
         transport: who carries gradients across hosts: XLA's collectives, or an MPI library between the ranks of

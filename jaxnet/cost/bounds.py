@@ -91,6 +91,18 @@ def bound_during(compute: Compute, wire: Wire) -> float:
     return max(compute.step, compute.first + wire.scatter, compute.gradients + wire.last)
 
 
+def bound_priority(compute: Compute, wire: Wire) -> float:
+    """`max(step, scatter + first - forward)`, from one step to the next.
+
+    Messages may travel under forward too, but not between the moment when the last parameters have arrived and the one
+    when backward gives the first gradients. Of that gap the end of forward is left out.
+
+    >>> bound_priority(Compute(1, 2, 5, 6), Wire(scatter=10, last=3))
+    11
+    """
+    return max(compute.step, wire.scatter + compute.first - compute.forward)
+
+
 def bound_deferred(compute: Compute, wire: Wire) -> float:
     """`max(gather + scatter, head + first + scatter, head + gradients + last, gather + backward + last)`.
 
@@ -160,7 +172,8 @@ class Footprint:
         if self.schedule == "deferred":
             return bound_deferred(compute, self._halves(peaks))
         wire = Wire(busiest_link(self.collectives, peaks), one_by_one(self.last, peaks))
-        return bound_after(compute, wire) if self.schedule == "after" else bound_during(compute, wire)
+        bounds = {"after": bound_after, "priority": bound_priority}
+        return bounds.get(self.schedule, bound_during)(compute, wire)
 
     def _halves(self, peaks: Mapping[str, float]) -> Wire:
         """Parameters on their way in, and gradients on their way out; the last bucket out is the first one in."""

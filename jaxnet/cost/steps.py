@@ -39,7 +39,7 @@ from jaxnet.errors import InputError
 from jaxnet.parallel import Mode
 from jaxnet.parallel.device_step import example_keys
 from jaxnet.parallel.layout import OWN
-from jaxnet.parallel.pieces import sums_by_message
+from jaxnet.parallel.pieces import crosses_steps, sums_by_message
 from jaxnet.parallel.state import first_comm
 
 PyTree = Any
@@ -69,13 +69,14 @@ class TimedProgram:
 
 
 def full_step(workload: Workload, strategy: Strategy, *, pieces: bool = False) -> TimedProgram:
-    """The step as the trainer runs it under `strategy`: one program, or several, launched from two threads.
+    """The step as the trainer runs it under `strategy`: one program or, on demand or where it must be, several.
 
     Raises:
         InputError: there is no such step in pieces.
     """
     if pieces:
         check_pieces(strategy, workload.mesh)
+    pieces = pieces or crosses_steps(strategy, workload.mesh)
     mode: Mode = "pieces" if pieces else "jit" if strategy.kind == "xla" else "shard_map"
     return _compiled(workload, workload.prepare(strategy, mode, all_reduce))
 

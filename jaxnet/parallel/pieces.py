@@ -18,15 +18,16 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import (
-    UPDATE,
+    AXES,
     Launch,
     LoweredLaunch,
     Message,
     Messages,
     Reducer,
     Strategy,
+    all_reduce,
+    first_reads,
     local_shards,
-    lower_here,
     lower_launch,
     mesh_size,
     messages_of,
@@ -47,32 +48,57 @@ from jaxnet.parallel.device_step import (
 )
 from jaxnet.parallel.form import StepOptions, StepPlan, Traffic
 from jaxnet.parallel.layout import Layout
+from jaxnet.parallel.priority import (
+    Updates,
+    could_overflow,
+    lower_updates,
+    of_the_slowest,
+    travel_order,
+    turns_of,
+    unless_bad,
+)
 from jaxnet.parallel.replicated import Replicated
 from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 
 class CompiledPieces:
-    """`step(state, batch) -> (state, metrics)`, as a compiled step of one program is called."""
+    """`step(state, batch) -> (state, metrics)`, as a compiled step of one program is called.
 
-    def __init__(self, launch: Launch, update: jax.stages.Compiled, mesh: Mesh, others: int) -> None:
+    With `need`, the turn in which the next forward pass needs each message, they travel in an order of their own, for
+    which the second call measures one step.
+    """
+
+    def __init__(self, launch: Launch, updates: Updates, mesh: Mesh, need: Sequence[int] | None) -> None:
         self._launch = launch
-        self._update = update
+        self._updates = updates
         self._mesh = mesh
-        self._others: list[PyTree] = [()] * others  # messages that are not gradients have no state
+        self._need = need
+        self._order: Sequence[int] = range(launch.messages)
+        self._calls = 0
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        own = local_shards(state._replace(comm=()))
-        sums, states = self._launch((own, local_shards(batch)), [*self._others, *state.comm])
-        new, metrics = replicated_arrays(self._update(own, sums), self._mesh)
-        comm = tuple(states[len(self._others) :])
+        own, share = local_shards(state._replace(comm=())), local_shards(batch)
+        others: list[PyTree] = [()] * (self._launch.messages - len(state.comm))  # these have no state
+        self._calls += 1
+        if self._need is not None and self._calls == 2:
+            self._order = self._measured_order((own, share), [*others, *state.comm], self._need)
+        sums = self._launch.begin((own, share), [*others, *state.comm], self._order)
+        # All pieces have been launched, so nothing that an update donates is read again.
+        new, metrics = replicated_arrays(self._updates(own, sums, self._order), self._mesh)
+        comm = tuple(future.result()[1] for future in sums[len(others) :])
         if SKIPPED in metrics and jax.tree.leaves(comm):
             comm = _unless(metrics[SKIPPED], comm, state.comm)
         return new._replace(comm=comm), metrics
 
+    def _measured_order(self, arguments: PyTree, states: Sequence[PyTree], need: Sequence[int]) -> list[int]:
+        ready, seconds = self._launch.timed(arguments, states)
+        times = of_the_slowest(self._mesh, [*ready, *seconds])
+        return travel_order(times[: len(ready)], times[len(ready) :], need)
+
     def as_text(self) -> str:
-        """All programs, in the order in which they are launched."""
-        return "\n".join((self._launch.as_text(), self._update.as_text() or ""))
+        """All programs: what computes and what sums in the order in which they are launched, then the updates."""
+        return "\n".join((self._launch.as_text(), self._updates.as_text()))
 
 
 @functools.partial(jax.jit, donate_argnums=1)
@@ -85,24 +111,57 @@ class LoweredPieces(NamedTuple):
     """The programs before compilation."""
 
     launch: LoweredLaunch
-    update: jax.stages.Lowered
-    others: int
+    updates: Updates
+    need: list[int] | None
 
     def compile(self) -> CompiledPieces:
         """Compile each program once."""
-        launch = self.launch.compile(network_options(platform_of(self.launch.mesh)))
-        return CompiledPieces(launch, self.update.compile(), self.launch.mesh, self.others)
+        mesh = self.launch.mesh
+        launch = self.launch.compile(network_options(platform_of(mesh)))
+        return CompiledPieces(launch, self.updates.compile(), mesh, self.need)
 
     def as_text(self) -> str:
-        """All programs, in the order in which they are launched."""
-        return "\n".join((self.launch.as_text(), self.update.as_text()))
+        """All programs: what computes and what sums in the order in which they are launched, then the updates."""
+        return "\n".join((self.launch.as_text(), self.updates.as_text()))
+
+
+class _Sent(NamedTuple):
+    """What a step sends, in this order: metrics and running averages, flags of what is not finite, gradients.
+
+    Attributes:
+        others: metrics and running averages: one message, there when forward ends.
+        flags: of each leaf of the gradient, float32 [leaves]; there when backward ends. None: nothing is flagged.
+        gradients: a message a bucket.
+    """
+
+    others: Messages
+    flags: jax.ShapeDtypeStruct | None
+    gradients: Messages
+
+    @property
+    def first(self) -> int:
+        """The place of the first message of gradients."""
+        return len(self.others.specs) + (self.flags is not None)
+
+    @property
+    def all(self) -> list[Message]:
+        """All messages."""
+        flags = [] if self.flags is None else [Message(all_reduce(*AXES), self.flags, "guard")]
+        return [
+            *(Message(self.others.reducer, spec, "metrics") for spec in self.others.specs),
+            *flags,
+            *(Message(self.gradients.reducer, spec) for spec in self.gradients.specs),
+        ]
+
+    @property
+    def leaves(self) -> list[list[int]]:
+        """Of each message of gradients, the leaves of which it holds something."""
+        order = self.gradients.order
+        return [[order[piece.leaf] for piece in bucket.pieces] for bucket in self.gradients.buckets.buckets]
 
 
 class PiecesStep:
-    """`step(state, batch)`, compiled at its first call; `lower` gives the programs of a state and a batch.
-
-    Metrics and running averages are one message more, the first: they are there when forward ends.
-    """
+    """`step(state, batch)`, compiled at its first call; `lower` gives the programs of a state and a batch."""
 
     def __init__(
         self,
@@ -114,14 +173,11 @@ class PiecesStep:
     ) -> None:
         assert isinstance(strategy.reducer, Reducer)
         self._reducer = strategy.reducer
-        self._at_once = strategy.schedule == "after"
+        self._schedule = strategy.schedule
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._mesh = mesh
-        self._order = options.order
-        self._microbatches = options.microbatches
-        self._average_decay = options.average_decay
-        self._skip = Skip() if options.skip else None
+        self._options = options
         self._compiled: CompiledPieces | None = None
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -131,43 +187,93 @@ class PiecesStep:
 
     def lower(self, state: TrainState, batch: PyTree) -> LoweredPieces:
         """The programs for a state and a batch of these shapes; arrays will do."""
-        devices = mesh_size(self._mesh)
+        # 1. What one device is given, and what it sends.
+        devices, crosses = mesh_size(self._mesh), self._schedule == "priority"
         share = lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] // devices, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
-        shapes = (state._replace(comm=()), jax.tree.map(share, batch))
+        shapes = (jax.eval_shape(lambda: state._replace(comm=())), jax.tree.map(share, batch))
         remembered = jax.tree.leaves(state.comm)
-        gradients = messages_of(self._reducer, state.params, self._mesh.shape, self._order)
-        _, result = jax.eval_shape(self._gradients, *shapes)
-        others = messages_of(one_message(), result, self._mesh.shape)
+        grads, result = jax.eval_shape(self._gradients, *shapes)
+        flagged = crosses and self._options.skip
+        sent = _Sent(
+            others=messages_of(one_message(), result, self._mesh.shape),
+            flags=jax.ShapeDtypeStruct((len(jax.tree.leaves(grads)),), "float32") if flagged else None,
+            gradients=messages_of(self._reducer, state.params, self._mesh.shape, self._options.order),
+        )
+        limit = _largest_on_the_wire(sent.gradients, self._mesh)
 
+        # 2. Forward and backward: a piece for each message.
         def messages(state: TrainState, batch: Batch) -> list[jax.Array]:
             grads, result = self._gradients(state, batch)
-            return [*others.pack(result), *gradients.pack(before_sum(grads, state.scale, remembered))]
+            grads = before_sum(grads, state.scale, remembered)
+            bad = could_overflow(grads, devices, limit) if flagged else []
+            flags = [jnp.stack(bad).astype(jnp.float32)] if flagged else []
+            return [*sent.others.pack(result), *flags, *sent.gradients.pack(grads), *bad]
 
-        summed = [Message(others.reducer, spec, "metrics") for spec in others.specs]
-        summed += [Message(gradients.reducer, spec) for spec in gradients.specs]
-        keep = self._skip is not None and bool(remembered)
-        launch = lower_launch(messages, shapes, summed, self._mesh, at_once=self._at_once, keep=keep)
-        update = lambda state, sums: self._update(state, sums, others, gradients, remembered)  # noqa: E731
-        specs = [one.spec for one in summed]
-        last = lower_here(UPDATE, update, (shapes[0], specs), self._mesh, donate=(0,))
-        return LoweredPieces(launch, last, len(others.specs))
+        need = turns = None
+        groups = _groups(sent, at_once=self._schedule == "after")
+        if crosses:
+            need, turns = self._turns(shapes, sent)
+        keep = self._options.skip and bool(remembered)
+        launch = lower_launch(messages, shapes, sent.all, self._mesh, groups=groups, turns=turns, keep=keep)
+
+        # 3. The update: one program or, across the end of the step, one for what depends on the same messages.
+        def update(state: TrainState, sums: Sequence[jax.Array]) -> tuple[TrainState, Metrics]:
+            by, first = divisor(devices, state.scale, remembered), sent.first
+            result = sent.others.unpack([total / devices for total in sums[: len(sent.others.specs)]])
+            grads, result = per_weight(sent.gradients.unpack([total / by for total in sums[first:]]), result)
+            average = self._options.average_decay
+            new = functools.partial(update_state, state, grads, result.stats, self._optimizer, average)
+            if flagged:
+                return unless_bad(state, new(), result.metrics, sums[first - 1])
+            if self._options.skip:
+                return Skip()(new, state, (), grads, result.metrics)
+            return new(), result.metrics
+
+        specs = [message.spec for message in sent.all]
+        return LoweredPieces(launch, lower_updates(update, shapes[0], specs, self._mesh, need), need)
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[PyTree, LossOutput]:
         keys = example_keys(state.key, state.step, batch["id"])
         loss = scaled(self._loss_fn, state.scale)
-        return loss_gradient(loss, state.params, state.stats, batch, keys, self._microbatches)
+        return loss_gradient(loss, state.params, state.stats, batch, keys, self._options.microbatches)
 
-    def _update(
-        self, state: TrainState, sums: Sequence[jax.Array], others: Messages, gradients: Messages, comm: PyTree
-    ) -> tuple[TrainState, Metrics]:
-        devices, count = mesh_size(self._mesh), len(others.specs)
-        by = divisor(devices, state.scale, comm)
-        result = others.unpack([total / devices for total in sums[:count]])
-        grads, result = per_weight(gradients.unpack([total / by for total in sums[count:]]), result)
-        update = functools.partial(update_state, state, grads, result.stats, self._optimizer, self._average_decay)
-        if self._skip is None:
-            return update(), result.metrics
-        return self._skip(update, state, (), grads, result.metrics)
+    def _turns(self, shapes: tuple[TrainState, PyTree], sent: _Sent) -> tuple[list[int], list[int]]:
+        """In which turn the next forward pass needs each message, and each of its arguments.
+
+        What is small and wanted at once comes first: metrics with running averages, and the flags.
+        """
+        of_state = shapes[0]._asdict().items()
+        is_param = [name == "params" for name, part in of_state for _ in jax.tree.leaves(part)]
+        reads = first_reads(self._gradients, shapes)
+        messages, leaves = turns_of([reads[n] for n, yes in enumerate(is_param) if yes], sent.leaves)
+        need = [*range(sent.first), *(sent.first + turn for turn in messages)]
+        of_params = iter(leaves)
+        turns = [1 + next(of_params) if yes else 0 for yes in is_param]
+        return need, turns + [0] * len(jax.tree.leaves(shapes[1]))
+
+
+def _groups(sent: _Sent, at_once: bool) -> list[list[int]]:
+    """Which messages a piece computes, and with gradients the flag of each leaf, numbered behind all messages."""
+    count = len(sent.all)
+    if at_once:
+        return [list(range(count))]
+    groups = [[place] for place in range(len(sent.others.specs))]
+    if sent.flags is None:
+        return groups + [[place] for place in range(sent.first, count)]
+    seen: set[int] = set()
+    for place, leaves in enumerate(sent.leaves, sent.first):
+        groups.append([place, *(count + leaf for leaf in dict.fromkeys(leaves) if leaf not in seen)])
+        seen.update(leaves)
+    return [*groups, [sent.first - 1]]
+
+
+def _largest_on_the_wire(gradients: Messages, mesh: Mesh) -> float:
+    """The largest number that every message of gradients can hold, in whatever floating-point types it travels."""
+    plans = (gradients.reducer.plan(spec, mesh.shape) for spec in gradients.specs)
+    types = {jnp.dtype(collective.dtype) for plan in plans for collective in plan.collectives}
+    return min(
+        float(jnp.finfo(each).max) for each in {*types, jnp.dtype("float32")} if jnp.issubdtype(each, jnp.floating)
+    )
 
 
 def sums_by_message(strategy: Strategy) -> bool:
@@ -175,6 +281,12 @@ def sums_by_message(strategy: Strategy) -> bool:
     return (
         strategy.kind == "replicated" and isinstance(strategy.reducer, Reducer) and strategy.reducer.message is not None
     )
+
+
+def crosses_steps(strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether messages are to cross the end of a step and, between CPU hosts of a device each, can: in pieces alone."""
+    one_cpu_device = platform_of(mesh) == "cpu" and len(mesh.local_devices) == 1 < mesh_size(mesh)
+    return strategy.schedule == "priority" and sums_by_message(strategy) and one_cpu_device
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from jaxnet.parallel import Form, ShardedDense, StepPlan
 PyTree = Any
 _WHEN = {
     "xla": "as XLA decides",
+    "priority": "during backward and the next forward",
     "deferred": "in shards, gathered by the next forward",
     "local": "the mean of the parameters every {every} steps",
 }

@@ -87,7 +87,7 @@ def prepare(
     mesh, ranks, across = processes.mesh, 1, None
     if config.transport == "mpi":
         ranks, all_reduce, across = _ranks(mesh), mpi_all_reduce, mpi_all_reduce
-    strategy, mode = strategy_of(config, across, platform_of(mesh))
+    strategy, mode = strategy_of(config, across, mesh)
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
     if source is not None:

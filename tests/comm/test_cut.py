@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxnet.comm.cut import cut
+from jaxnet.comm.cut import cut, first_reads, result_turns
 
 
 def shapes_of(tree):
@@ -67,18 +67,19 @@ def cases(draw):
     order = draw(st.permutations(range(leaves)))
     cuts = sorted(draw(st.sets(st.integers(1, leaves - 1), max_size=4)))
     groups = [order[a:b] for a, b in zip([0, *cuts], [*cuts, leaves], strict=True)]
-    return widths, draw(st.booleans()), draw(st.booleans()), groups
+    turns = draw(st.none() | st.lists(st.integers(0, 3), min_size=leaves + 1, max_size=leaves + 1))
+    return widths, draw(st.booleans()), draw(st.booleans()), groups, turns
 
 
 @settings(max_examples=40)
 @given(cases())
 def test_the_pieces_in_turn_are_the_gradient(case):
-    """In small integers to the last bit, whatever the groups and their order."""
-    widths, skip, integers, groups = case
+    """In small integers to the last bit, whatever the groups and their order, and when the arguments are there."""
+    widths, skip, integers, groups, turns = case
     loss, params, x = network(widths, skip, integers)
-    pieces = cut(lambda p, x: jax.tree.leaves(jax.grad(loss)(p, x)), shapes_of((params, x)), groups)
+    pieces = cut(lambda p, x: jax.tree.leaves(jax.grad(loss)(p, x)), shapes_of((params, x)), groups, turns)
     wanted = jax.tree.leaves(jax.grad(loss)(params, x))
-    got = run(pieces, params, x, compiled=False)
+    got = [values for values in run(pieces, params, x, compiled=False) if values]
     for group, values in zip(groups, got, strict=True):
         for place, value in zip(group, values, strict=True):
             if integers:
@@ -101,6 +102,24 @@ def test_a_piece_computes_only_what_its_group_waits_for():
     got = run(pieces, params, x)
     for (value,), (kernel, _) in zip(reversed(got), jax.grad(loss)(params, x), strict=True):
         np.testing.assert_allclose(value, kernel, rtol=1e-5)
+
+
+def test_no_piece_waits_for_a_kernel_that_only_later_layers_need():
+    """Three kernels, which arrive one after the other: two products of forward by themselves, then all of the rest."""
+    loss, params, x = network([4, 4, 4, 4], skip=False, integers=False)
+    kernels = lambda p, x: [kernel for kernel, _ in jax.grad(loss)(p, x)]  # noqa: E731
+    pieces = cut(kernels, shapes_of((params, x)), [[2], [1], [0]], turns=[1, 1, 2, 2, 3, 3, 0])
+    programs = [program for program in pieces.programs if program.reads]  # one makes constants
+    assert [[n for n in program.reads if n < 6] for program in programs[:3]] == [[0, 1], [2, 3], [4, 5]]
+    assert [len(program.results) for program in programs] == [0, 0, 1, 1, 1]
+    assert [products(program, pieces.shapes) for program in programs] == [1, 1, 2, 2, 2]
+    kernels_read = first_reads(loss, shapes_of((params, x)))[:6:2]
+    assert kernels_read == sorted(kernels_read)
+
+
+def test_a_result_is_there_in_the_turn_of_the_last_argument_that_it_depends_on():
+    function = lambda a, b, c: [a + 1, a * b, c, a, 2.0]  # noqa: E731
+    assert result_turns(function, [jax.ShapeDtypeStruct((), "float32")] * 3, [1, 3, 2]) == [1, 3, 2, 1, 0]
 
 
 def test_a_group_that_is_there_already_has_a_program_of_nothing():

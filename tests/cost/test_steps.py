@@ -59,7 +59,7 @@ def test_a_step_in_pieces_takes_the_same_steps(label):
     """On one device, half of the examples of the reference."""
     alone, strategy = workload(1, 1), comm.named_strategy(label)
     whole, pieces = full_step(alone, strategy), full_step(alone, strategy, pieces=True)
-    before = jax.tree.leaves(pieces.state)
+    before = jax.tree.leaves(pieces.state._replace(key=()))  # which is passed on as it is
     for task in (whole, pieces):
         task.run(3)
     assert all(leaf.is_deleted() for leaf in before)

@@ -1,0 +1,77 @@
+"""Messages that cross the end of a step: the numbers of the other schedules, on real processes."""
+
+import hashlib
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxnet import comm
+from jaxnet.comm import MiB, all_reduce, bucketed
+from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED
+from support import tiny
+from support.ranks import Ranks
+
+pytestmark = pytest.mark.processes
+
+BUCKET = 2048
+PLAIN = {"model": tiny.cnn, "optimizer": lambda: optax.sgd(0.1, momentum=0.9)}
+CASES = {
+    "sgd": {},
+    "adamw": {"optimizer": lambda: optax.adamw(1e-2)},
+    "lars": {"optimizer": lambda: optax.lars(0.1)},
+    "clipped": {"optimizer": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9))},
+    "batch_norm, microbatches and an average": {"model": tiny.resnet, "microbatches": 2, "average_decay": 0.9},
+    "no guard": {"skip": False},
+}
+SPLIT = comm.Strategy(bucketed(all_reduce(*comm.AXES), BUCKET), "priority")  # leaves lie in several messages
+STEPS = 6
+
+
+def trained(strategy, mode, broken=None, **case):
+    """Losses of six steps, what the guard said of each, and the last state; the images of step `broken` are NaN."""
+    case = {**PLAIN, **case}
+    size = None if strategy == "flat" or not isinstance(strategy, str) else BUCKET
+    setup = tiny.setup(
+        case.pop("model")(), strategy, (jax.process_count(), 1), size, case.pop("optimizer")(), mode=mode, **case
+    )
+    step = setup.step.lower(setup.state, tiny.batch(0)).compile()
+    state, losses, said = setup.state, [], []
+    for index in range(STEPS):
+        if index == broken:
+            state = state._replace(stats=jax.tree.map(lambda leaf: leaf * np.nan, state.stats))
+        state, metrics = step(state, jax.device_put(tiny.batch(index), comm.split_by_example(setup.mesh)))
+        losses.append(float(metrics["loss"]))
+        said.append((float(metrics.get(SKIPPED, 0)), np.asarray(metrics.get(NOT_FINITE, ())).tolist()))
+    return losses, said, [np.asarray(leaf.addressable_data(0)) for leaf in jax.tree.leaves(state._replace(comm=()))]
+
+
+def digest(leaves):
+    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+
+
+def beside_flat(rank, strategy):
+    """For each case, how far losses and states lie from those of `flat`, and the bits of the state."""
+    strategy = {"split": SPLIT}.get(strategy, strategy)
+    found = {}
+    for name, case in CASES.items():
+        losses, said, state = trained(strategy, "pieces", **case)
+        flat_losses, flat_said, flat_state = trained("flat", "shard_map", **case)
+        assert said == flat_said
+        apart = [float(np.abs(a - b).max(initial=0)) for a, b in zip(state, flat_state, strict=True)]
+        found[name] = (np.abs(np.subtract(losses, flat_losses)).max() / flat_losses[0], max(apart), digest(state))
+    return found
+
+
+@pytest.mark.parametrize(
+    "strategy, count", [("priority", 2), ("split", 2), pytest.param("priority", 4, marks=pytest.mark.slow)]
+)
+def test_losses_and_states_are_those_of_flat(strategy, count):
+    with Ranks(beside_flat, count, strategy, devices=1) as ranks:
+        results = ranks.results()
+    for name in CASES:
+        loss_apart, state_apart, bits = results[0][name]
+        assert loss_apart < 1e-5, name
+        assert state_apart < 1e-4, name
+        assert {result[name][2] for result in results} == {bits}, name
