@@ -15,7 +15,7 @@ them while the next one computes. Here `b` is wanted first, and `a` is made once
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ class PieceProgram:
         gives: numbers of what it gives.
         drops: numbers of the values that no later piece reads and no later group has; free them after this piece.
         results: numbers of the results of its group.
+        turn: that of the last argument that it waits for (see `cut`).
     """
 
     run: Callable[..., Sequence[jax.Array]]
@@ -43,6 +44,7 @@ class PieceProgram:
     gives: tuple[int, ...]
     drops: tuple[int, ...]
     results: tuple[int, ...]
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Pieces:
     """A function as programs that run one after the other.
 
     Attributes:
-        programs: one a group.
+        programs: one a group, or several of which the last has its results.
         shapes: of all values, by number.
     """
 
@@ -63,6 +65,8 @@ def cut(
     shapes: Sequence[PyTree],
     groups: Sequence[Sequence[int]],
     turns: Sequence[int] | None = None,
+    *,
+    apart: bool = False,
 ) -> Pieces:
     """Cut `function(*args) -> results` so that piece i ends when all results of group i exist.
 
@@ -79,6 +83,8 @@ def cut(
         groups: places of results, in the order in which they are wanted; each result in one group.
         turns: of each argument, flat, when it is there: 0, 1, ... Then a group has a piece for each turn that it waits
             for, and none waits for an argument of a later turn.
+        apart: cut what later groups need besides results from what a group needs for itself, which may then run later
+            (see `programs_in_order`): of backward, the products that give the gradients of weights.
     """
     # 1. Trace. 2. Give each operation to the first group that needs it. 3. Number what passes between the pieces.
     closed = jax.make_jaxpr(lambda *args: list(function(*args)))(*shapes)
@@ -87,9 +93,30 @@ def cut(
         raise ValueError(f"groups must hold each of the {len(outputs)} results once, got {groups}")
     wanted: list[Sequence[_Atom]] = [[outputs[place] for place in group] for group in groups]
     pieces = _by_need(closed.jaxpr.eqns, wanted)
-    if turns is not None:
-        pieces, wanted = _by_turn(closed.jaxpr, pieces, wanted, turns)
-    return _numbered(closed, pieces, wanted)
+    if apart:
+        pieces, wanted = _apart(pieces, wanted)
+    turns = [0] * len(closed.jaxpr.invars) if turns is None else turns
+    pieces, wanted, of_pieces = _by_turn(closed.jaxpr, pieces, wanted, turns)
+    return _numbered(closed, pieces, wanted, of_pieces)
+
+
+def programs_in_order(programs: Sequence[PieceProgram]) -> list[PieceProgram]:
+    """The same programs, to run in this order, in which each frees what none after it needs.
+
+    Raises:
+        ValueError: one of them comes before another whose values it reads.
+    """
+    made_later = {number for program in programs for number in program.gives}
+    last: dict[int, int] = {}
+    for place, program in enumerate(programs):
+        made_later -= {*program.gives}
+        if early := made_later & {*program.reads, *program.results}:
+            raise ValueError(f"program {place} needs the values {sorted(early)}, which later ones give")
+        last |= dict.fromkeys((*program.reads, *program.gives, *program.results), place)
+    ends: dict[int, list[int]] = {}
+    for number, place in last.items():
+        ends.setdefault(place, []).append(number)
+    return [replace(program, drops=tuple(ends.get(place, ()))) for place, program in enumerate(programs)]
 
 
 def result_turns(
@@ -131,22 +158,45 @@ def _turns(jaxpr: Jaxpr, turns: Sequence[int]) -> dict[int, int]:
 
 def _by_turn(
     jaxpr: Jaxpr, pieces: Sequence[Sequence[JaxprEqn]], wanted: Sequence[Sequence[_Atom]], turns: Sequence[int]
-) -> tuple[list[list[JaxprEqn]], list[Sequence[_Atom]]]:
-    """Each group's operations as a piece a turn, of which the last has the group's results."""
+) -> tuple[list[list[JaxprEqn]], list[Sequence[_Atom]], list[int]]:
+    """Each piece's operations as a piece a turn, of which the last has the results; and the turn of each."""
     at, reached = _turns(jaxpr, turns), 0
     split: list[list[JaxprEqn]] = []
     results: list[Sequence[_Atom]] = []
+    of_pieces: list[int] = []
     for eqns, atoms in zip(pieces, wanted, strict=True):
-        by_turn: dict[int, list[JaxprEqn]] = {reached: []}
+        by_turn: dict[int, list[JaxprEqn]] = {}
         for eqn in eqns:
             turn = max((at.get(id(atom), 0) for atom in eqn.invars), default=0)
             by_turn.setdefault(max(turn, reached), []).append(eqn)
-        parts = [by_turn[turn] for turn in sorted(by_turn)]
-        parts = [part for part in parts[:-1] if part] + parts[-1:]
-        split += parts
+        parts = sorted(by_turn) or [reached]
+        split += [by_turn.get(turn, []) for turn in parts]
         results += [[]] * (len(parts) - 1) + [atoms]
-        reached = max(by_turn)
-    return split, results
+        of_pieces += parts
+        reached = parts[-1]
+    return split, results, of_pieces
+
+
+def _apart(
+    pieces: Sequence[Sequence[JaxprEqn]], wanted: Sequence[Sequence[_Atom]]
+) -> tuple[list[list[JaxprEqn]], list[Sequence[_Atom]]]:
+    """Each piece as two: what later ones need besides results, if there is such, and the rest, with the results."""
+    split: list[list[JaxprEqn]] = []
+    results: list[Sequence[_Atom]] = []
+    needed: set[int] = set()  # by what stands later, as `id`
+    for eqns, atoms in zip(reversed(pieces), reversed(wanted), strict=True):
+        own, shared = list[JaxprEqn](), list[JaxprEqn]()
+        given = {id(atom) for atom in atoms}
+        for eqn in reversed(eqns):
+            if any(id(var) in needed and id(var) not in given for var in eqn.outvars):
+                needed.update(id(atom) for atom in eqn.invars)
+                shared.insert(0, eqn)
+            else:
+                own.insert(0, eqn)
+        needed.update(id(atom) for eqn in own for atom in eqn.invars)
+        split += [own, shared] if shared else [own]
+        results += [atoms, []] if shared else [atoms]
+    return split[::-1], results[::-1]
 
 
 def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> list[list[JaxprEqn]]:
@@ -174,7 +224,12 @@ def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> lis
     return [take(places) for places in [*ends[:-1], ends[-1] + effects]]
 
 
-def _numbered(closed: ClosedJaxpr, pieces: Sequence[Sequence[JaxprEqn]], wanted: Sequence[Sequence[_Atom]]) -> Pieces:
+def _numbered(
+    closed: ClosedJaxpr,
+    pieces: Sequence[Sequence[JaxprEqn]],
+    wanted: Sequence[Sequence[_Atom]],
+    turns: Sequence[int],
+) -> Pieces:
     """The programs of these operations, and the numbers of what passes between them.
 
     Atoms are looked up by `id`, since a literal need not be hashable.
@@ -193,21 +248,21 @@ def _numbered(closed: ClosedJaxpr, pieces: Sequence[Sequence[JaxprEqn]], wanted:
         gives.append(tuple(range(len(values), len(values) + len(made))))
         results.append(tuple(number[id(atom)] for atom in atoms))
         values += made
-    # 2. What each piece reads, by number, and the last piece that uses each value. Constants are part of a program.
+    # 2. What each piece reads, by number. Constants are part of a program.
     reads = [tuple(number[id(var)] for var in read if id(var) not in constants) for read in _reads(pieces)]
-    last = {value: place for place in range(len(pieces)) for use in (reads, gives, results) for value in use[place]}
     # 3. The programs.
-    programs = tuple(
+    programs = [
         PieceProgram(
             run=_function(closed, eqns, [values[n] for n in reads[place]], [values[n] for n in gives[place]]),
             reads=reads[place],
             gives=gives[place],
-            drops=tuple(value for value, end in last.items() if end == place),
+            drops=(),
             results=results[place],
+            turn=turns[place],
         )
         for place, eqns in enumerate(pieces)
-    )
-    return Pieces(programs, tuple(_shape(atom) for atom in values))
+    ]
+    return Pieces(tuple(programs_in_order(programs)), tuple(_shape(atom) for atom in values))
 
 
 def _shape(atom: _Atom) -> jax.ShapeDtypeStruct:

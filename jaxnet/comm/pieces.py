@@ -12,16 +12,18 @@ Two properties of PJRT's CPU client decide the form:
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from jaxnet.comm.buckets import BucketPlan, pack, unpack
-from jaxnet.comm.cut import PieceProgram, cut
+from jaxnet.comm.cut import PieceProgram, cut, programs_in_order
 from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, platform_of, replicated, split_by_example
 from jaxnet.comm.order import in_place, reordered
 from jaxnet.comm.platforms import compiler_options
@@ -89,6 +91,10 @@ PIECE, SUM, UPDATE = "step_piece", "step_sum", "step_update"
 """The names of the programs, in traces too: those that compute, those that sum, and the one that uses the sums."""
 
 
+# XLA:CPU starts 32 programs at a time. Pieces that wait for others would take the places of sums.
+_PIECES_UNDER_WAY = 3
+
+
 class HasText(Protocol):
     """A program, lowered or compiled."""
 
@@ -113,6 +119,20 @@ class Piece(NamedTuple, Generic[_Text]):
     program: _Text
     sends: tuple[tuple[int, int], ...]
 
+    def launch(self, values: dict[int, jax.Array]) -> list[jax.Array]:
+        """Add to `values`, by number, what the compiled program gives."""
+        program: Any = self.program
+        # A piece of a group whose results exist already has nothing to run.
+        computes = self.piece.reads or self.piece.gives
+        given = program(*(values[number] for number in self.piece.reads)) if computes else []
+        values.update(zip(self.piece.gives, given, strict=True))
+        return list(given)
+
+    def free(self, values: dict[int, jax.Array]) -> None:
+        """Take from `values` what no piece after this one reads."""
+        for number in self.piece.drops:
+            values.pop(number)
+
 
 class Launch:
     """`launch(arguments, states) -> (sums, states)`: the messages of a function, summed over the mesh.
@@ -121,6 +141,10 @@ class Launch:
     mesh, [hosts, devices, ...]; they are donated unless lowered with `keep`. All processes must make the same calls.
 
     The call raises an error of either thread; programs that were not launched by then are not launched.
+
+    Attributes:
+        pieces: in the order in which they are launched.
+        order: of the messages: that in which they travel, the same in all processes.
     """
 
     def __init__(
@@ -128,50 +152,49 @@ class Launch:
         pieces: "Sequence[Piece[jax.stages.Compiled]]",
         sums: Sequence[jax.stages.Compiled],
         mesh: Mesh,
+        order: Sequence[int] | None = None,
     ) -> None:
-        self._pieces = pieces
+        self.pieces = pieces
+        self.order = tuple(range(len(sums))) if order is None else tuple(order)
         self._sums = sums
         self._mesh = mesh
         self._helper = ThreadPoolExecutor(1, "reductions")
 
-    @property
-    def messages(self) -> int:
-        """How many there are."""
-        return len(self._sums)
+    def in_order(self, pieces: Sequence[int], messages: Sequence[int]) -> "Launch":
+        """The same programs, launched in another order: places of pieces, and of messages.
+
+        Raises:
+            ValueError: a piece comes before another whose values it reads.
+        """
+        chosen = [self.pieces[place] for place in pieces]
+        programs = programs_in_order([each.piece for each in chosen])
+        renewed = [each._replace(piece=piece) for each, piece in zip(chosen, programs, strict=True)]
+        return Launch(renewed, self._sums, self._mesh, messages)
 
     def __call__(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[jax.Array], list[PyTree]]:
         # Wait until all sums have been launched; their values may still be under way.
-        done = [future.result() for future in self.begin(arguments, states, range(self.messages))]
+        done = [future.result() for future in self.begin(arguments, states)]
         return [total for total, _ in done], [state for _, state in done]
 
-    def begin(
-        self, arguments: PyTree, states: Sequence[PyTree], order: Sequence[int]
-    ) -> "list[Future[tuple[jax.Array, PyTree]]]":
-        """Launch all pieces; each sum is there, with the state behind it, when the helper has launched it.
-
-        Args:
-            arguments: of the function.
-            states: of the reducers.
-            order: in which the messages travel, the same in all processes.
-        """
+    def begin(self, arguments: PyTree, states: Sequence[PyTree]) -> "list[Future[tuple[jax.Array, PyTree]]]":
+        """Launch all pieces; each sum is there, with the state behind it, when the helper has launched it."""
         values = dict(enumerate(jax.tree.leaves(arguments)))
         stop = threading.Event()
         messages: list[Future[jax.Array]] = [Future() for _ in self._sums]
         sums: list[Future[tuple[jax.Array, PyTree]]] = [Future() for _ in self._sums]
-        self._helper.submit(self._launch_sums, order, messages, states, sums, stop)
+        self._helper.submit(self._launch_sums, messages, states, sums, stop)
+        under_way: deque[list[jax.Array]] = deque()
         try:
-            for piece, program, sends in self._pieces:
+            for each in self.pieces:
+                if len(under_way) == _PIECES_UNDER_WAY:
+                    jax.block_until_ready(under_way.popleft())
                 if stop.is_set():
                     break  # a sum failed: its future raises the error
-                # 1. Compute. A piece of a group whose results exist already has nothing to run.
-                if piece.reads or piece.gives:
-                    values.update(zip(piece.gives, program(*(values[number] for number in piece.reads)), strict=True))
-                # 2. Hand each message to the helper.
-                for place, number in sends:
+                # 1. Compute. 2. Hand each message to the helper. 3. Free what no later piece reads.
+                under_way.append(each.launch(values))
+                for place, number in each.sends:
                     messages[place].set_result(values[number])
-                # 3. Free what no later piece reads.
-                for number in piece.drops:
-                    values.pop(number)
+                each.free(values)
         except BaseException as error:
             stop.set()
             for message in messages:
@@ -180,41 +203,47 @@ class Launch:
             raise
         return sums
 
-    def timed(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[float], list[float]]:
-        """Seconds after the start at which each message is computed, and that each sum takes, one thing at a time."""
-        values = dict(enumerate(jax.block_until_ready(jax.tree.leaves(arguments))))
-        ready, messages = [0.0] * len(self._sums), {}
-        begun = time.perf_counter()
-        for piece, program, sends in self._pieces:
-            if piece.reads or piece.gives:
-                given = jax.block_until_ready(program(*(values[number] for number in piece.reads)))
-                values.update(zip(piece.gives, given, strict=True))
-            for place, number in sends:
-                ready[place], messages[place] = time.perf_counter() - begun, values[number]
-            for number in piece.drops:
-                values.pop(number)
-        seconds = []
+    def timed(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[float], list[float], float]:
+        """Seconds of each piece and of each sum, of which never two run at once, and of the processor during sums.
+
+        The states are kept.
+        """
+        # Each twice: programs are slow when they run for the first time, and a sum may wait for another process.
+        leaves = jax.block_until_ready(jax.tree.leaves(arguments))
+        for _ in range(2):
+            values, of_pieces = dict(enumerate(leaves)), []
+            messages: dict[int, jax.Array] = {}
+            for each in self.pieces:
+                begun = time.perf_counter()
+                jax.block_until_ready(each.launch(values))
+                of_pieces.append(time.perf_counter() - begun)
+                messages.update({place: values[number] for place, number in each.sends})
+                each.free(values)
+        of_sums, busy = [], 0.0
         for place, message in sorted(messages.items()):
-            begun = time.perf_counter()
-            jax.block_until_ready(self._launch_sum(place, message, states[place]))
-            seconds.append(time.perf_counter() - begun)
-        return ready, seconds
+            for _ in range(2):
+                state = jax.block_until_ready(jax.tree.map(jnp.copy, states[place]))
+                begun, used = time.perf_counter(), time.process_time()
+                jax.block_until_ready(self._launch_sum(place, message, state))
+                seconds, used = time.perf_counter() - begun, time.process_time() - used
+            of_sums.append(seconds)
+            busy += used
+        return of_pieces, of_sums, busy
 
     def as_text(self) -> str:
         """All programs, in the order in which they are launched."""
-        return _text(self._pieces, self._sums)
+        return _text(self.pieces, self._sums)
 
     # Runs in the helper thread. The first error stops both threads: nothing more is launched.
     def _launch_sums(
         self,
-        order: Sequence[int],
         messages: "Sequence[Future[jax.Array]]",
         states: Sequence[PyTree],
         sums: "Sequence[Future[tuple[jax.Array, PyTree]]]",
         stop: threading.Event,
     ) -> None:
         try:
-            for place in order:
+            for place in self.order:
                 message = messages[place].result()
                 if stop.is_set():
                     raise CancelledError
@@ -262,6 +291,7 @@ def lower_launch(
     *,
     groups: Sequence[Sequence[int]] | None = None,
     turns: Sequence[int] | None = None,
+    apart: bool = False,
     keep: bool = False,
 ) -> LoweredLaunch:
     """Lower the programs of a `Launch`.
@@ -273,10 +303,11 @@ def lower_launch(
         mesh: axes ('host', 'device'), one device of each process.
         groups: places of results that are computed together; by default each message by itself.
         turns: of the arguments: see `cut`.
+        apart: see `cut`.
         keep: do not donate the reducers' states.
     """
     groups = [[place] for place in range(len(summed))] if groups is None else groups
-    pieces = cut(function, shapes, groups, turns)
+    pieces = cut(function, shapes, groups, turns, apart=apart)
     alike = {one: _lower_sum(one, mesh, keep) for one in summed}
     programs, left = [], iter(groups)
     for piece in pieces.programs:

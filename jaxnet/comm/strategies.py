@@ -123,7 +123,7 @@ def priority(bucket_bytes: int = 4 * MiB, all_reduce: AllReduce = all_reduce) ->
     Forward begins layer by layer as its parameters arrive. Where a step is one program it is as `ddp`.
     """
     return Strategy(
-        bucketed(all_reduce(*AXES), bucket_bytes, split=False),
+        bucketed(all_reduce(*AXES), bucket_bytes),
         "priority",
         name="priority",
         summary="what the next forward pass needs first travels first, across the end of the step (P3, ByteScheduler)",

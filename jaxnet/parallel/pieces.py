@@ -8,6 +8,7 @@ It is the fastest form between CPU hosts, where one program cannot overlap its o
 """
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -49,11 +50,12 @@ from jaxnet.parallel.device_step import (
 from jaxnet.parallel.form import StepOptions, StepPlan, Traffic
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.priority import (
+    Timed,
     Updates,
+    best_order,
     could_overflow,
     lower_updates,
     of_the_slowest,
-    travel_order,
     turns_of,
     unless_bad,
 )
@@ -62,39 +64,73 @@ from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 
+class Turns(NamedTuple):
+    """When the next forward pass needs what.
+
+    Attributes:
+        need: of each message, from 0. What is small and wanted at once comes first: metrics and flags.
+        arguments: of each argument of the gradient, flat: 0 if it is there from the start.
+        first: how many messages come before those of gradients.
+    """
+
+    need: list[int]
+    arguments: list[int]
+    first: int
+
+    @property
+    def urgent(self) -> int:
+        """The message of gradients that is needed first."""
+        return self.need.index(self.first)
+
+    def messages_before(self, turn: int) -> tuple[int, ...]:
+        """Those that what waits for arguments of this turn has to wait for."""
+        return tuple(place for place, at in enumerate(self.need) if turn > 0 and at < self.first + turn)
+
+
 class CompiledPieces:
     """`step(state, batch) -> (state, metrics)`, as a compiled step of one program is called.
 
-    With `need`, the turn in which the next forward pass needs each message, they travel in an order of their own, for
-    which the second call measures one step.
+    With `turns` the second call measures one step, and orders pieces and messages for those behind it.
     """
 
-    def __init__(self, launch: Launch, updates: Updates, mesh: Mesh, need: Sequence[int] | None) -> None:
+    def __init__(self, launch: Launch, updates: Updates, mesh: Mesh, turns: Turns | None) -> None:
         self._launch = launch
         self._updates = updates
         self._mesh = mesh
-        self._need = need
-        self._order: Sequence[int] = range(launch.messages)
+        self._turns = turns
         self._calls = 0
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         own, share = local_shards(state._replace(comm=())), local_shards(batch)
-        others: list[PyTree] = [()] * (self._launch.messages - len(state.comm))  # these have no state
+        others: list[PyTree] = [()] * (len(self._launch.order) - len(state.comm))  # these have no state
         self._calls += 1
-        if self._need is not None and self._calls == 2:
-            self._order = self._measured_order((own, share), [*others, *state.comm], self._need)
-        sums = self._launch.begin((own, share), [*others, *state.comm], self._order)
+        if self._turns is not None and self._calls == 2:
+            self._launch = self._ordered(self._turns, (own, share), [*others, *state.comm])
+        sums = self._launch.begin((own, share), [*others, *state.comm])
         # All pieces have been launched, so nothing that an update donates is read again.
-        new, metrics = replicated_arrays(self._updates(own, sums, self._order), self._mesh)
+        new, metrics = replicated_arrays(self._updates(own, sums, self._launch.order), self._mesh)
         comm = tuple(future.result()[1] for future in sums[len(others) :])
         if SKIPPED in metrics and jax.tree.leaves(comm):
             comm = _unless(metrics[SKIPPED], comm, state.comm)
         return new._replace(comm=comm), metrics
 
-    def _measured_order(self, arguments: PyTree, states: Sequence[PyTree], need: Sequence[int]) -> list[int]:
-        ready, seconds = self._launch.timed(arguments, states)
-        times = of_the_slowest(self._mesh, [*ready, *seconds])
-        return travel_order(times[: len(ready)], times[len(ready) :], need)
+    def _ordered(self, turns: Turns, arguments: PyTree, states: Sequence[PyTree]) -> Launch:
+        """The launch, in the order that suits the times of the slowest process: the same in all."""
+        of_pieces, of_sums, busy = self._launch.timed(arguments, states)
+        share = busy / (sum(of_sums) * len(os.sched_getaffinity(0)))
+        *times, share = of_the_slowest(self._mesh, [*of_pieces, *of_sums, min(share, 0.5)])
+        programs = [each.piece for each in self._launch.pieces]
+        maker = {number: place for place, program in enumerate(programs) for number in program.gives}
+        timed = [
+            Timed(
+                seconds=seconds,
+                waits=turns.messages_before(each.piece.turn),
+                sends=tuple(place for place, _ in each.sends),
+                after=tuple({maker[number] for number in each.piece.reads if number in maker}),
+            )
+            for seconds, each in zip(times, self._launch.pieces, strict=False)
+        ]
+        return self._launch.in_order(*best_order(timed, times[len(timed) :], share))
 
     def as_text(self) -> str:
         """All programs: what computes and what sums in the order in which they are launched, then the updates."""
@@ -112,13 +148,13 @@ class LoweredPieces(NamedTuple):
 
     launch: LoweredLaunch
     updates: Updates
-    need: list[int] | None
+    turns: Turns | None
 
     def compile(self) -> CompiledPieces:
         """Compile each program once."""
         mesh = self.launch.mesh
         launch = self.launch.compile(network_options(platform_of(mesh)))
-        return CompiledPieces(launch, self.updates.compile(), mesh, self.need)
+        return CompiledPieces(launch, self.updates.compile(), mesh, self.turns)
 
     def as_text(self) -> str:
         """All programs: what computes and what sums in the order in which they are launched, then the updates."""
@@ -209,12 +245,14 @@ class PiecesStep:
             flags = [jnp.stack(bad).astype(jnp.float32)] if flagged else []
             return [*sent.others.pack(result), *flags, *sent.gradients.pack(grads), *bad]
 
-        need = turns = None
-        groups = _groups(sent, at_once=self._schedule == "after")
-        if crosses:
-            need, turns = self._turns(shapes, sent)
-        keep = self._options.skip and bool(remembered)
-        launch = lower_launch(messages, shapes, sent.all, self._mesh, groups=groups, turns=turns, keep=keep)
+        turns = self._turns(shapes, sent) if crosses else None
+        launch = lower_launch(
+            *(messages, shapes, sent.all, self._mesh),
+            groups=_groups(sent, at_once=self._schedule == "after"),
+            turns=turns and turns.arguments,
+            apart=crosses,
+            keep=self._options.skip and bool(remembered),
+        )
 
         # 3. The update: one program or, across the end of the step, one for what depends on the same messages.
         def update(state: TrainState, sums: Sequence[jax.Array]) -> tuple[TrainState, Metrics]:
@@ -230,26 +268,27 @@ class PiecesStep:
             return new(), result.metrics
 
         specs = [message.spec for message in sent.all]
-        return LoweredPieces(launch, lower_updates(update, shapes[0], specs, self._mesh, need), need)
+        return LoweredPieces(launch, lower_updates(update, shapes[0], specs, self._mesh, turns and turns.need), turns)
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[PyTree, LossOutput]:
         keys = example_keys(state.key, state.step, batch["id"])
         loss = scaled(self._loss_fn, state.scale)
         return loss_gradient(loss, state.params, state.stats, batch, keys, self._options.microbatches)
 
-    def _turns(self, shapes: tuple[TrainState, PyTree], sent: _Sent) -> tuple[list[int], list[int]]:
-        """In which turn the next forward pass needs each message, and each of its arguments.
-
-        What is small and wanted at once comes first: metrics with running averages, and the flags.
-        """
+    def _turns(self, shapes: tuple[TrainState, PyTree], sent: _Sent) -> Turns:
         of_state = shapes[0]._asdict().items()
         is_param = [name == "params" for name, part in of_state for _ in jax.tree.leaves(part)]
         reads = first_reads(self._gradients, shapes)
         messages, leaves = turns_of([reads[n] for n, yes in enumerate(is_param) if yes], sent.leaves)
-        need = [*range(sent.first), *(sent.first + turn for turn in messages)]
         of_params = iter(leaves)
-        turns = [1 + next(of_params) if yes else 0 for yes in is_param]
-        return need, turns + [0] * len(jax.tree.leaves(shapes[1]))
+        return Turns(
+            need=[*range(sent.first), *(sent.first + turn for turn in messages)],
+            arguments=[
+                *(1 + next(of_params) if yes else 0 for yes in is_param),
+                *(0 for _ in jax.tree.leaves(shapes[1])),
+            ],
+            first=sent.first,
+        )
 
 
 def _groups(sent: _Sent, at_once: bool) -> list[list[int]]:

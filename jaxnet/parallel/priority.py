@@ -15,6 +15,8 @@ gives are arrays that may still be under way; whoever reads one, the next forwar
 3. Messages travel in an order that all processes share. It is made from times that were measured in one step.
 """
 
+import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -29,32 +31,151 @@ from jaxnet.parallel.device_step import LOSS_SCALE, NOT_FINITE, SKIPPED, Metrics
 from jaxnet.parallel.state import TrainState
 from jaxnet.tasks.task import PyTree
 
-# ---- Which message travels when -----------------------------------------------------------------------
+# ---- In which order pieces are computed and messages travel -------------------------------------------
 
 
-def travel_order(ready: Sequence[float], seconds: Sequence[float], need: Sequence[int]) -> list[int]:
-    """The order in which messages travel over one link, each as soon as the link is free.
+class Timed(NamedTuple):
+    """A piece, measured: its seconds, the messages of the step before that it waits for, and those that it computes.
 
-    Of the messages that are ready the one that is needed first; of none, the one that is ready first.
+    `after` are the places of the pieces that have to come before it.
+    """
+
+    seconds: float
+    waits: tuple[int, ...] = ()
+    sends: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+class Order(NamedTuple):
+    """Places of pieces as they are computed, and of messages as they travel."""
+
+    pieces: tuple[int, ...]
+    messages: tuple[int, ...]
+
+
+_SIMULATED_STEPS = 3  # from the second on all are alike
+_TRIES = 5000  # half a second for ten messages
+_HEAT = 0.03  # a step that is longer by this fraction is taken at first by one in e
+
+
+def steady_step(order: Order, pieces: Sequence[Timed], seconds: Sequence[float], share: float = 0.0) -> float:
+    """Seconds from one step to the next, in a model; infinite if each waits for the other for ever.
+
+    A processor takes the pieces and a link the messages, each in its order, again and again. A piece waits for messages
+    of the step before, a message for its piece. While both work the processor is slower, by what the link takes of it.
 
     Args:
-        ready: when each has been computed, in seconds.
-        seconds: that each takes.
-        need: its turn: 0 is needed first.
-
-    Four layers, the last one's gradient first; the link is the slower part:
-
-    >>> travel_order(ready=[1, 2, 3, 4], seconds=[2, 2, 2, 2], need=[3, 2, 1, 0])
-    [0, 2, 3, 1]
+        order: of both.
+        pieces: measured.
+        seconds: of each message.
+        share: of the processor's time that a message on its way takes.
     """
-    left, order, now = set(range(len(ready))), list[int](), 0.0
-    while left:
-        now = max(now, min(ready[place] for place in left))
-        place = min((place for place in left if ready[place] <= now), key=lambda place: (need[place], place))
-        left.remove(place)
-        order.append(place)
-        now += seconds[place]
-    return order
+    # 1. Of what pieces wait for, leave only what no piece before them in the step has waited for.
+    waited: set[int] = set()
+    chain = []
+    for place in order.pieces:
+        piece = pieces[place]
+        chain.append((piece.seconds, [message for message in piece.waits if message not in waited], piece.sends))
+        waited.update(piece.waits)
+    # 2. From event to event: the end of a piece or of a message, counted by step.
+    made, arrived = [0] * len(seconds), [0] * len(seconds)
+    now, begun, done, sent = 0.0, 0.0, 0, 0
+    work, way = chain[0][0], seconds[order.messages[0]]
+    while done < _SIMULATED_STEPS * len(chain):
+        step, place = divmod(done, len(chain))
+        message = order.messages[sent % len(seconds)]
+        computes = all(arrived[each] >= step for each in chain[place][1])
+        travels = made[message] > sent // len(seconds)
+        if not (computes or travels):
+            return float("inf")
+        rate = 1.0 - share if travels else 1.0
+        span = min(work / rate if computes else float("inf"), way if travels else float("inf"))
+        now += span
+        work -= span * rate if computes else 0.0
+        way -= span if travels else 0.0
+        if travels and way <= 1e-9:
+            arrived[message] += 1
+            sent += 1
+            way = seconds[order.messages[sent % len(seconds)]]
+        if computes and work <= 1e-9:
+            for each in chain[place][2]:
+                made[each] += 1
+            done += 1
+            begun = now if done == (_SIMULATED_STEPS - 1) * len(chain) else begun
+            work = chain[done % len(chain)][0]
+    return now - begun
+
+
+def best_order(pieces: Sequence[Timed], seconds: Sequence[float], share: float = 0.0) -> Order:
+    """The order in which, by the model, the next step begins earliest; the same in all processes that ask alike.
+
+    Simulated annealing: it begins with pieces as they are and messages by priority, and moves one message or one piece
+    that computes some at a time, at first also where that does harm. What comes of it, where the processor is the
+    slower part: the gradients of some weights are computed behind those that forward begins with, while these travel
+    (out-of-order backprop, Oh et al., EuroSys 2022). Where the link is: what is needed last is sent last, though it is
+    ready first, because the link rests from the last arrival until the next message is ready.
+
+    Two layers: forward of each, then the gradients of the second one's weights and of the first one's.
+
+    >>> pieces = [Timed(2, (1,)), Timed(1, (0, 1), after=(0,)), Timed(2, (), (0,), (1,)), Timed(2, (), (1,), (1,))]
+    >>> best_order(pieces, seconds=[1, 2])
+    Order(pieces=(0, 1, 3, 2), messages=(1, 0))
+    >>> [steady_step(Order(each, (1, 0)), pieces, [1, 2]) for each in [(0, 1, 2, 3), (0, 1, 3, 2)]]
+    [9.0, 7.0]
+    """
+    draw = random.Random(0)
+    order = best = Order(tuple(range(len(pieces))), by_priority(pieces, seconds))
+    period = shortest = steady_step(order, pieces, seconds, share)
+    movable = [place for place, piece in enumerate(pieces) if piece.sends]
+    for left in range(_TRIES, 0, -1):
+        if draw.random() < 0.5:
+            old, new = draw.randrange(len(seconds)), draw.randrange(len(seconds))
+            tried = order._replace(messages=_moved(order.messages, old, new))
+        else:
+            old, new = order.pieces.index(draw.choice(movable)), draw.randrange(len(pieces))
+            tried = order._replace(pieces=_moved(order.pieces, old, new))
+            if not _keeps_dependences(tried.pieces, pieces):
+                continue
+        longer = steady_step(tried, pieces, seconds, share) - period
+        if longer <= 0 or draw.random() < math.exp(-longer / (_HEAT * shortest * left / _TRIES)):
+            order, period = tried, period + longer
+            if period < 0.999 * shortest:
+                best, shortest = order, period
+    return best
+
+
+def by_priority(pieces: Sequence[Timed], seconds: Sequence[float]) -> tuple[int, ...]:
+    """The order of messages in which, when the link is free, that one of those ready travels which is needed first.
+
+    Three layers, whose gradients are ready after 1, 2 and 3 seconds, the last one's first:
+
+    >>> forward = [Timed(0, waits=(2,)), Timed(0, waits=(1, 2)), Timed(0, waits=(0, 1, 2))]
+    >>> by_priority([*forward, Timed(1, sends=(0,)), Timed(1, sends=(1,)), Timed(1, sends=(2,))], seconds=[2, 2, 2])
+    (0, 2, 1)
+    """
+    need, ready, now = dict[int, int](), dict[int, float](), 0.0
+    for place, piece in enumerate(pieces):
+        now += piece.seconds
+        need.update((message, place) for message in piece.waits if message not in need)
+        ready.update((message, now) for message in piece.sends)
+    order, free = list[int](), 0.0
+    while ready:
+        free = max(free, min(ready.values()))
+        message = min((each for each, at in ready.items() if at <= free), key=lambda each: (need.get(each, -1), each))
+        del ready[message]
+        order.append(message)
+        free += seconds[message]
+    return tuple(order)
+
+
+def _moved(places: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
+    rest = places[:old] + places[old + 1 :]
+    return (*rest[:new], places[old], *rest[new:])
+
+
+def _keeps_dependences(order: tuple[int, ...], pieces: Sequence[Timed]) -> bool:
+    at = {piece: place for place, piece in enumerate(order)}
+    return all(at[before] < at[piece] for piece in order for before in pieces[piece].after)
 
 
 def of_the_slowest(mesh: Mesh, times: Sequence[float]) -> list[float]:

@@ -4,6 +4,7 @@ A step in pieces is several programs: the pieces of the backward pass, the sums 
 `join_pieces` puts them together first, as if they were one.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -96,12 +97,13 @@ def step_ranges(steps: Sequence[int]) -> str:
 
 # ---- A step in pieces ----------------------------------------------------------------------------------
 #
-# Each process runs the pieces, the sums and at the end the update of one step before anything of the next step, which
-# needs what the update gives. Sums run in the order in which they were launched.
+# A step lasts from its first piece to that of the next step. If it ends with its own sums, it runs its pieces, its sums
+# and its update before that; where messages cross the end of a step, the window has sums and updates of two. Sums run
+# in the order in which they were launched.
 
 NAME = "step in pieces"
-_SUM, _UPDATE = f"jit_{SUM}", f"jit_{UPDATE}"
-_OURS = (f"jit_{PIECE}", _SUM, _UPDATE)
+_PIECE, _SUM, _UPDATE = f"jit_{PIECE}", f"jit_{SUM}", f"jit_{UPDATE}"
+_OURS = (_PIECE, _SUM, _UPDATE)
 
 Run = list[Event]  # the events of one execution of a program
 
@@ -141,17 +143,24 @@ def join_pieces(trace: Trace) -> Trace:
 
 
 def _steps(trace: Trace) -> Iterator[Sequence[Run]]:
-    """Yield the runs of each step, ordered by start; leave out those after the last update."""
+    """Yield the runs of each step, ordered by start, without those before the first step and after the last update."""
     of_run: defaultdict[tuple[str, int], Run] = defaultdict(list)
     for event in trace.events:
         if event.program in trace.programs and trace.programs[event.program].name in _OURS:
             of_run[event.program, event.run].append(event)
-    step: list[Run] = []
-    for run in sorted(of_run.values(), key=lambda run: min(event.start for event in run)):
-        step.append(run)
-        if trace.programs[run[0].program].name == _UPDATE:
-            yield step
-            step = []
+    runs = sorted(of_run.values(), key=lambda run: min(event.start for event in run))
+    names = [trace.programs[run[0].program].name for run in runs]
+    if _UPDATE not in names:
+        return
+    last = len(names) - names[::-1].index(_UPDATE)  # behind it
+    # Programs have numbers in the order in which they were compiled.
+    pieces = {run[0].program for run, name in zip(runs, names, strict=True) if name == _PIECE}
+    first = min(pieces, key=lambda key: int(key.rpartition("(")[2].rstrip(")")))
+    starts = [place for place, run in enumerate(runs[:last]) if run[0].program == first]
+    crosses = len({run[0].program for run, name in zip(runs, names, strict=True) if name == _UPDATE}) > 1
+    # Of the last step, sums that cross its end are in no window.
+    for begin, end in itertools.pairwise(starts if crosses else [*starts, last]):
+        yield runs[begin:end]
 
 
 def _in_bucket(found: FoundCollective, number: int) -> FoundCollective:

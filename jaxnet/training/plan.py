@@ -96,7 +96,7 @@ class RunPlan:
         report: dict[str, Any] = {
             "strategy": strategy.label,
             "expression": strategy.expression,
-            "schedule": strategy.when,
+            "schedule": moment_of(self.form),
             "mode": self.form.options.mode,
             "mesh": self.axis_sizes,
             "leaves": len(leaves),
@@ -122,6 +122,12 @@ class RunPlan:
         return "\n".join(_lines(self.as_json(), self.check))
 
     __repr__ = __str__
+
+
+def moment_of(form: Form) -> str:
+    """When messages travel in this form of the step: in one program none crosses the end of a step."""
+    when = form.strategy.when
+    return "during" if when == "priority" and form.options.mode != "pieces" else when
 
 
 def _bucket(bucket: Bucket, parts: int, members: int, sizes: Sequence[int], names: Sequence[str]) -> dict[str, Any]:

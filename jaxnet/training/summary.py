@@ -19,13 +19,14 @@ from jaxnet.training.experiment import Experiment
 from jaxnet.training.loop import Outcome
 from jaxnet.training.observer import metrics_text, task_metrics
 from jaxnet.training.peers import PeerReport
-from jaxnet.training.plan import size_text
+from jaxnet.training.plan import moment_of, size_text
 from jaxnet.training.profiling import CompiledStep
 
 _WHEN = {
     "xla": "as XLA decides",
     "during": "during backward",
     "after": "after backward",
+    "priority": "during backward and the next forward",
     "deferred": "scattered during backward, gathered in the next forward",
     "local": "every {every} steps",
 }
@@ -58,7 +59,7 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
     yield "data", f"{_name(config.data)}, {counts} examples: {_example(experiment)}"
     yield "steps", f"{experiment.total_steps:,}, of {config.batch_size:,} examples: {config.epochs:g} epochs"
     yield "optimizer", f"{optimizer_text(config.optimizer)}, seed {config.seed}"
-    when = _WHEN[strategy.when].format(every=experiment.form.round_steps)
+    when = _WHEN[moment_of(experiment.form)].format(every=experiment.form.round_steps)
     yield "strategy", f"{strategy.label}, {when}, mode {experiment.form.options.mode}"
     if strategy.kind != "xla" and strategy.expression != strategy.label:
         yield "", strategy.expression

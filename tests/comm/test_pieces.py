@@ -77,10 +77,10 @@ def test_after_an_error_no_more_is_computed(mesh, monkeypatch):
 
         return run
 
-    monkeypatch.setattr(launch, "_pieces", [each._replace(program=slow(*each[:2])) for each in launch._pieces])
+    monkeypatch.setattr(launch, "pieces", [each._replace(program=slow(*each[:2])) for each in launch.pieces])
     with pytest.raises(TypeError):
         launch([jnp.arange(4.0)], ["not a state", *states(mesh, 2)])
-    assert len(launched) < 3 == len(launch._pieces)
+    assert len(launched) < 3 == len(launch.pieces)
 
 
 def test_several_devices_a_process_are_refused():

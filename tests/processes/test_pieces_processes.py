@@ -1,5 +1,6 @@
 """Mode 'pieces' across processes: losses and states of mode 'shard_map', runs that continue, errors that surface."""
 
+import json
 import os
 import shutil
 import signal
@@ -82,9 +83,10 @@ def test_the_loss_curve_of_a_run_is_that_of_one_program(run):
 
 
 @pytest.mark.slow
-def test_stopped_and_continued_it_ends_as_unbroken(run, tmp_path):
+@pytest.mark.parametrize("strategy", ["int8", "priority"])
+def test_stopped_and_continued_it_ends_as_unbroken(run, tmp_path, strategy):
     """To the last bit: parameters, what the optimizer keeps, and the reducers' states, which int8 has."""
-    way = ("strategy=int8", *WAY, "mode=pieces")
+    way = (f"strategy={strategy}", *WAY, *(["mode=pieces"] if strategy == "int8" else []))
     with start(tmp_path, TWO, *way, PACE_SECONDS="0.1") as program:
         program.wait_for(f"[0] step {SAVE_EVERY + 2:>6}/{STEPS}")
         os.kill(pid_of(program, 1), signal.SIGTERM)
@@ -95,7 +97,8 @@ def test_stopped_and_continued_it_ends_as_unbroken(run, tmp_path):
     program = finish(tmp_path, TWO, *way)
     assert f"[0] continuing {tmp_path} from step {stopped}" in program.out
     unbroken = run(TWO, *way)
-    assert any("comm" in name for name in arrays(unbroken))
+    assert any("comm" in name for name in arrays(unbroken)) == (strategy == "int8")
+    assert json.loads((unbroken / "config.json").read_text())["mode"] == ("pieces" if strategy == "int8" else "auto")
     assert_same_bits(arrays(tmp_path), arrays(unbroken))
     assert losses(tmp_path).tolist() == losses(unbroken).tolist()
     assert metrics(tmp_path, "test") == metrics(unbroken, "test")

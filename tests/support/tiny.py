@@ -53,7 +53,14 @@ def variables(model):
 
 
 def setup(
-    model, strategy="hierarchical", shape=(1, 8), bucket_bytes=None, optimizer=None, draw_on_mesh=False, **options
+    model,
+    strategy="hierarchical",
+    shape=(1, 8),
+    bucket_bytes=None,
+    optimizer=None,
+    draw_on_mesh=False,
+    scaled=False,
+    **options,
 ):
     """A step and its first state, whose variables are drawn beforehand or, with `draw_on_mesh`, as in a run."""
     if not draw_on_mesh:
@@ -68,7 +75,7 @@ def setup(
     form = form_of(strategy, mesh, StepOptions(**{"mode": default, **options}))
     optimizer = form.optimizer(optimizer)
     first = lambda: first_state(  # noqa: E731
-        model, optimizer, form.reducer(None), mesh, INPUTS, 0, averaged="average_decay" in options
+        *(model, optimizer, form.reducer(None), mesh, INPUTS, 0), averaged="average_decay" in options, scaled=scaled
     )
     layout = form.layout(jax.eval_shape(first), optimizer)
     return Setup(form.step(loss_fn, optimizer, layout), layout.make(first), mesh, layout)

@@ -15,7 +15,7 @@ from jaxnet.errors import InputError
 from support import tiny
 
 ONE = (1, 1)
-SENDS_GRADIENTS = [name for name, make in comm.STRATEGIES.items() if make().schedule in ("during", "after")]
+SENDS_GRADIENTS = [name for name, make in comm.STRATEGIES.items() if make().schedule in ("during", "after", "priority")]
 IN_PIECES = [name for name in SENDS_GRADIENTS if (reducer := comm.STRATEGIES[name]().reducer) and reducer.message]
 
 
@@ -54,6 +54,13 @@ def test_a_piece_for_each_bucket_and_a_state_that_is_donated():
     for leaf, sharding in zip(jax.tree.leaves(after), jax.tree.leaves(setup.layout.shardings), strict=True):
         assert leaf.sharding == sharding
     assert {leaf.sharding for leaf in jax.tree.leaves(metrics)} == {comm.replicated(setup.mesh)}
+
+
+def test_across_the_end_of_a_step_with_a_codec_a_loss_scale_and_the_errors_that_a_reducer_remembers():
+    """Whatever the schedule, in every piece: four buckets of int8 with feedback, and float16 with its scale."""
+    codec = comm.named_strategy("int8", 1024).reducer
+    assert_same(tiny.cnn(), comm.Strategy(codec, "priority"))
+    assert_same(tiny.cnn(dtype="float16"), comm.named_strategy("priority", 1024), scaled=True)
 
 
 def test_under_schedule_after_one_piece_computes_everything():
