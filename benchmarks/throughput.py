@@ -130,7 +130,7 @@ def measure(args: argparse.Namespace) -> dict[Turn, list[float]]:
             own = [turn.variant for turn in turns if turn.products == kind]
             command = [pythons[kind.framework], str(PEERS / f"train_{kind.framework}.py"), *common]
             command += [word for variant in own for word in ("--variant", variant)]
-            workers[kind] = stack.enter_context(Worker(kind.framework, command, **_environment(kind)))
+            workers[kind] = stack.enter_context(Worker(kind.framework, command, _environment(kind)))
         for _, turn in in_turn([*turns, *kinds], args.rounds):
             worker = workers[turn.products]
             times[turn].append(worker.milliseconds(turn.variant, args.steps_per_round))

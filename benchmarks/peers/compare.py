@@ -9,13 +9,17 @@ together, and a worker that is not asked waits for its next line. Process 0 prin
 """
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,37 +28,67 @@ from benchmarks.peers.rounds import in_turn
 from jaxnet.errors import InputError, exit_cleanly
 
 _HERE = Path(__file__).resolve().parent
-_PEERS = ("ddp-1MiB", "ddp-4MiB", "ddp-25MiB", "ddp-fp16", "ddp-powersgd")
-_FULL_PRECISION = _PEERS[:3]
+_FULL_PRECISION = ("ddp-1MiB", "ddp-4MiB", "ddp-25MiB", "ddp-1MiB-static", "ddp-4MiB-static")
+_HANGS = "ddp-powersgd"  # its hook's callbacks may wait for each other: in a worker of its own, which may be ended
+_PEERS = (*_FULL_PRECISION, "ddp-fp16", _HANGS)
+_LIMIT_SECONDS = 120
 _STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "flat")
 
 
 class Worker:
-    """A process that times a round of one variant when asked; killed on leaving."""
+    """A process that times a round of one variant when asked; killed on leaving, or when it is late.
 
-    def __init__(self, name: str, command: Sequence[str], **environment: str) -> None:
+    Args:
+        name: for messages.
+        command: that starts it.
+        environment: variables besides those of this process.
+        limit: seconds until an answer; None: it may take its time. A worker that is late is lost: it answers no more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] = MappingProxyType({}),
+        limit: float | None = None,
+    ) -> None:
         self.name = name
+        self.limit = limit
+        self.lost = False
         self.process = subprocess.Popen(
-            command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._answer()  # it is warm
 
     def milliseconds(self, variant: str, steps: int) -> float:
+        """Of a step; infinite if the worker is lost."""
+        if self.lost:
+            return math.inf
         assert self.process.stdin is not None
         try:
             print(variant, steps, file=self.process.stdin, flush=True)
         except BrokenPipeError:
             self._ended()
-        return float(self._answer()["ms"])
+        return float(self._answer().get("ms", math.inf))
 
     def _answer(self) -> dict[str, Any]:
         """Its next line of JSON; libraries print other lines too."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-            print(line, end="", file=sys.stderr)
-        return self._ended()
+        timer = threading.Timer(self.limit or threading.TIMEOUT_MAX, self._lose)
+        timer.daemon = True
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith("{"):
+                    return json.loads(line)
+                print(line, end="", file=sys.stderr)
+        finally:
+            timer.cancel()
+        return {} if self.lost else self._ended()
+
+    def _lose(self) -> None:
+        self.lost = True
+        self.process.kill()
 
     def _ended(self) -> Any:
         raise InputError(f"the worker of {self.name} ended with status {self.process.wait()}; see its message above")
@@ -82,15 +116,22 @@ def main() -> int:
         raise InputError(f"no Python at {args.torch_python}: make it with benchmarks/peers/environment.sh")
     common = ["--model", args.model, *(["--batch", str(args.batch)] if args.batch else [])]
     ours = [word for label in args.strategy for word in ("--strategy", label)]
-    theirs = [word for name in ("torch-compute", *args.peer) for word in ("--variant", name)]
+    peers = [name for name in ("torch-compute", *args.peer) if name != _HANGS]
+    theirs = [word for name in peers for word in ("--variant", name)]
     threads = ["--threads", str(args.threads)] if args.threads else []
     turns = [("jaxnet", "jaxnet-compute"), *(("jaxnet", label) for label in args.strategy)]
-    turns += [("torch", name) for name in ("torch-compute", *args.peer)]
-    with (
-        Worker("jaxnet", [sys.executable, str(_HERE / "jaxnet_worker.py"), *common, *ours]) as jaxnet,
-        Worker("PyTorch", [args.torch_python, str(_HERE / "ddp.py"), "--serve", *common, *theirs, *threads]) as torch,
-    ):
-        workers = {"jaxnet": jaxnet, "torch": torch}
+    turns += [("torch", name) for name in peers]
+    torch_command = [args.torch_python, str(_HERE / "ddp.py"), "--serve", *common, *threads]
+    with contextlib.ExitStack() as stack:
+        start = lambda *given: stack.enter_context(Worker(*given))  # noqa: E731
+        workers = {
+            "jaxnet": start("jaxnet", [sys.executable, str(_HERE / "jaxnet_worker.py"), *common, *ours]),
+            "torch": start("PyTorch", [*torch_command, *theirs]),
+        }
+        if _HANGS in args.peer:
+            port = {"MASTER_PORT": str(int(os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2]) + 2)}
+            workers[_HANGS] = start(_HANGS, [*torch_command, "--variant", _HANGS], port, _LIMIT_SECONDS)
+            turns.append((_HANGS, _HANGS))
         times: dict[str, list[float]] = {variant: [] for _, variant in turns}
         for _, (framework, variant) in in_turn(turns, args.rounds):
             times[variant].append(workers[framework].milliseconds(variant, args.steps_per_round))
@@ -105,6 +146,9 @@ def table(times: dict[str, list[float]]) -> str:
     ddp = min((median[name] for name in _FULL_PRECISION if name in median), default=None)
     lines = [f"{'variant':<16} {'median':>9} {'min':>9} {'spread':>7} {'x best ddp':>11} {'x xla':>7}"]
     for name, values in times.items():
+        if math.isinf(median[name]):
+            lines.append(f"{name:<16} no answer within {_LIMIT_SECONDS} s")
+            continue
         spread = 100 * (max(values) - min(values)) / median[name]
         ratios = [f"{other / median[name]:.2f}" if other else "-" for other in (ddp, median.get("xla"))]
         lines.append(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 try:
     import torch
@@ -43,13 +44,22 @@ def _with_powersgd(model: DistributedDataParallel) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-# Name: size of a bucket in MiB, and what is done to a bucket.
-VARIANTS: dict[str, tuple[int, Callable[[DistributedDataParallel], None] | None]] = {
-    "ddp-1MiB": (1, None),
-    "ddp-4MiB": (4, None),
-    "ddp-25MiB": (25, None),
-    "ddp-fp16": (25, _with_fp16),
-    "ddp-powersgd": (25, _with_powersgd),
+class Variant(NamedTuple):
+    """Size of a bucket in MiB, what is done to a bucket, and whether DDP may rely on each step being like the first."""
+
+    mebibytes: int
+    hook: Callable[[DistributedDataParallel], None] | None = None
+    static: bool = False
+
+
+VARIANTS = {
+    "ddp-1MiB": Variant(1),
+    "ddp-4MiB": Variant(4),
+    "ddp-25MiB": Variant(25),
+    "ddp-1MiB-static": Variant(1, static=True),
+    "ddp-4MiB-static": Variant(4, static=True),
+    "ddp-fp16": Variant(25, _with_fp16),
+    "ddp-powersgd": Variant(25, _with_powersgd),
 }
 COMPUTE = "torch-compute"  # the same step in one process by itself
 
@@ -62,9 +72,11 @@ class Step:
         self.batch = make_batch(workload, batch)
         self.model: torch.nn.Module = workload
         if variant != COMPUTE:
-            mebibytes, hook = VARIANTS[variant]
+            mebibytes, hook, static = VARIANTS[variant]
             # Gradients as views of the buckets save a copy, which is DDP at its best.
-            wrapped = DistributedDataParallel(workload, bucket_cap_mb=mebibytes, gradient_as_bucket_view=True)
+            wrapped = DistributedDataParallel(
+                workload, bucket_cap_mb=mebibytes, gradient_as_bucket_view=True, static_graph=static
+            )
             if hook is not None:
                 hook(wrapped)
             self.model = wrapped
