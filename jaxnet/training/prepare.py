@@ -105,12 +105,12 @@ def prepare(
     batch_shapes = shapes_of_batch(config.batch_size // ranks, example, split_by_example(mesh))
     batch_shapes = batch_shapes_at(batch_shapes, phases[-1].size)
     inputs = model_inputs(config.task, example)
+    check_batch(config, mesh, inputs)  # before the model is traced with it
 
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
     variables = checked_variables(config, mode, model, source, example, inputs, phases)
     check_parameters(mesh, variables.params, bytes_of(variables) / jax.process_count())  # before they are planned
-    check_batch(config, mesh, inputs)
     order, metrics = gradient_order(config.task, model, variables, batch_shapes)
     check_metrics(config.task, metrics)
     layers = sharded_layers(config.shard_dense, model, variables, inputs, mesh.shape[DEVICE])

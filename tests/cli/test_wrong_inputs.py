@@ -96,7 +96,10 @@ OVERRIDES = {
         "task.pixels.size=1000000",
         "task.pixels.size=1000000: wanted 1 to 65535, the longest side of a JPEG file, or none",
     ),
-    "images of more than memory": ("task.pixels.size=65535", " parameters with all that is kept of each take "),
+    "images of more than memory": (
+        "task.pixels.size=65535",
+        "64 examples of 65535x65535x1 take 1,099 GB on the devices",
+    ),
     "a batch of more than memory": ("batch_size=1000000000", "batch_size=1000000000: 1,000,000,000 examples of 8x8x1"),
     "more layers than a program has": (
         "model.convs=10000000",

@@ -40,7 +40,7 @@ def shapes_of(tree):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), tree)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize("platform", [pytest.param("gpu", marks=pytest.mark.slow), "tpu"])
 @pytest.mark.parametrize("name", SUMMED)
 def test_a_strategy_sums_to_the_same_bits_on_every_platform(name, platform):
     mesh = comm.make_mesh(2, jax.devices()[:4])

@@ -16,6 +16,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(accelerator, "STRATEGIES", FEW)
 
 
+@pytest.mark.slow
 def test_it_writes_what_it_found(quick, tmp_path, capsys):
     assert accelerator.main(["--small", "--out", str(tmp_path / "found")]) == 0
     found = json.loads((tmp_path / "found/accelerator.json").read_text())

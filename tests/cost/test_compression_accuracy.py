@@ -40,6 +40,7 @@ def run(config, results, *arguments):
     return subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_finished_runs_are_kept_and_not_made_again(tmp_path):
     config, results = write_program(tmp_path, TINY), tmp_path / "runs.jsonl"

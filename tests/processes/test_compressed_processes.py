@@ -48,6 +48,7 @@ def sums_of_this_rank(rank):
     return sums
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_get_the_same_sums_as_one():
     with Ranks(sums_of_this_rank, 2) as ranks:

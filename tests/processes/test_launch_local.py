@@ -329,7 +329,7 @@ def test_four_processes_of_two_devices_add_up(program):
     ("failure", "status", "how"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL (9)"),
-        ("raise ValueError('a bug')", 1, "exited with status 1"),
+        pytest.param("raise ValueError('a bug')", 1, "exited with status 1", marks=pytest.mark.slow),
         ("raise InputError('a mistake')", 2, "exited with status 2"),
     ],
 )

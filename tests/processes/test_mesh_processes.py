@@ -42,7 +42,7 @@ def trained(rank, strategy, rows):
     return [*losses, experiment.evaluate(state)["loss"]]
 
 
-@pytest.mark.parametrize("strategy", ["hierarchical", "zero"])
+@pytest.mark.parametrize("strategy", [pytest.param("hierarchical", marks=pytest.mark.slow), "zero"])
 def test_a_run_is_the_same_whether_rows_are_processes_or_go_across_them(strategy):
     found = {}
     for rows in ("processes", "lines"):

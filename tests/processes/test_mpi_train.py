@@ -73,9 +73,8 @@ def test_two_ranks_have_the_curve_of_two_devices(strategy, tmp_path, run):
     assert saved_steps(tmp_path) == [5, 10, STEPS]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "devices", "norm"), [(2, 2, "host"), pytest.param(4, 1, "local", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "devices", "norm"), [(2, 2, "host"), (4, 1, "local")])
 def test_ranks_are_hosts(ranks, devices, norm, tmp_path, run):
     overrides = [*SHORT, f"batch_norm={norm}"]
     finish(tmp_path, *overrides, ranks=ranks, devices=devices)
@@ -89,10 +88,11 @@ def test_ranks_are_hosts(ranks, devices, norm, tmp_path, run):
 # later SIGKILL, and ends with status 1 however they end.
 STOPS = [
     [(1, "TERM", 0), (None, "TERM", 1)],
-    pytest.param([(None, "USR1", 0)], marks=pytest.mark.slow),
+    [(None, "USR1", 0)],
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", STOPS)
 def test_a_signal_stops_all_ranks_and_the_run_continues(stops, tmp_path, run):
     step, patient = 0, ["--mca", "odls_base_sigkill_timeout", "5"]

@@ -87,6 +87,7 @@ def kill_once_uploaded(programs):
     return max(there)
 
 
+@pytest.mark.slow
 def test_killed_continued_on_another_machine_reported_and_predicted_from(bucket, run, tmp_path):
     step = kill_once_uploaded(machines(tmp_path, 1, PACE_SECONDS="0.1"))
     shutil.rmtree(tmp_path / "machine 0")

@@ -40,15 +40,16 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
 @pytest.mark.parametrize(
     ("sent", "names"),
     [
-        ([(0, TERM)], ["SIGTERM", "SIGTERM"]),
-        ([(1, TERM)], ["SIGTERM", "SIGTERM"]),
-        ([(0, INT)], ["SIGINT", "SIGTERM"]),
-        ([(1, INT)], ["SIGTERM", "SIGINT"]),
-        ([(0, TERM), (1, TERM)], ["SIGTERM", "SIGTERM"]),
-        ([(0, INT), (1, INT)], ["SIGINT", "SIGINT"]),
-        ([(0, INT), (1, INT), (0, TERM), (1, TERM)], ["SIGINT", "SIGINT"]),
+        pytest.param([(0, TERM)], ["SIGTERM", "SIGTERM"], id="term-0", marks=pytest.mark.slow),
+        pytest.param([(1, TERM)], ["SIGTERM", "SIGTERM"], id="term-1"),
+        pytest.param([(0, INT)], ["SIGINT", "SIGTERM"], id="int-0", marks=pytest.mark.slow),
+        pytest.param([(1, INT)], ["SIGTERM", "SIGINT"], id="int-1", marks=pytest.mark.slow),
+        pytest.param([(0, TERM), (1, TERM)], ["SIGTERM", "SIGTERM"], id="term-both", marks=pytest.mark.slow),
+        pytest.param([(0, INT), (1, INT)], ["SIGINT", "SIGINT"], id="int-both"),
+        pytest.param(
+            [(0, INT), (1, INT), (0, TERM), (1, TERM)], ["SIGINT", "SIGINT"], id="both-both", marks=pytest.mark.slow
+        ),
     ],
-    ids=["term-0", "term-1", "int-0", "int-1", "term-both", "int-both", "both-both"],
 )
 def test_all_stop_after_the_same_step(sent, names):
     with Ranks(steps_until_told, 2) as ranks:

@@ -124,6 +124,7 @@ def copied(workdir, tmp_path):
     return shutil.copytree(workdir, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_killed_twice_and_continued_it_ends_as_unbroken(run, killed, tmp_path):
     workdir = copied(killed, tmp_path)
     kill_one(workdir, rank=0, after=2 * SAVE_EVERY)

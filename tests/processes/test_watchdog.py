@@ -41,7 +41,7 @@ def test_a_stuck_process_shows_its_stacks_and_ends(tmp_path):
         assert program.err[-1] == "watchdog: step 9 takes longer than 1 s: this process waits for nobody else"
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_rank_is_named_by_the_other(tmp_path, stopped):
     """Rank 0, which serves the others, too."""
     with start(tmp_path, TWO, *LIMITS, PACE_SECONDS="0.1") as program:
@@ -63,11 +63,12 @@ def test_a_stopped_rank_is_named_by_the_other(tmp_path, stopped):
 @pytest.mark.parametrize(
     ("stopped", "pace", "named"),
     [
-        (0, "0.1", "rank 0, through which ranks talk, does not answer"),
-        (1, "0.1", "rank 1 is silent (last heard of in "),
-        (1, "2", "rank 1 is silent (last heard of in "),
+        pytest.param(
+            0, "0.1", "rank 0, through which ranks talk, does not answer", id="rank 0", marks=pytest.mark.slow
+        ),
+        pytest.param(1, "0.1", "rank 1 is silent (last heard of in ", id="rank 1"),
+        pytest.param(1, "2", "rank 1 is silent (last heard of in ", id="between two steps", marks=pytest.mark.slow),
     ],
-    ids=["rank 0", "rank 1", "between two steps"],
 )
 def test_told_to_end_a_rank_does_not_wait_for_one_that_is_gone(tmp_path, stopped, pace, named):
     """Long before the watchdog would end it. Between two steps it asks whether to stop, and gets no answer."""

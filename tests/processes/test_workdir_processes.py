@@ -54,6 +54,7 @@ def small_disk(tmp_path):
         yield place
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(small_disk):
     workdir = small_disk / "run"
     with start(workdir, ONE, OWN_CACHE, PACE_SECONDS="0.1") as program:

@@ -14,7 +14,7 @@ from support.traces import LAYER_BYTES, LAYERS, STEPS, record
 NUMBERS = tuple(range(100, 100 + STEPS))
 
 
-@pytest.fixture(scope="module", params=["ddp", "hierarchical"])
+@pytest.fixture(scope="module", params=[pytest.param("ddp", marks=pytest.mark.slow), "hierarchical"])
 def recorded(request, tmp_path_factory):
     """(strategy, a timeline of it) on a mesh of two hosts of four devices."""
     directory = tmp_path_factory.mktemp(request.param)

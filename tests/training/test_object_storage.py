@@ -194,6 +194,7 @@ def test_a_thread_that_fails_is_told(bucket, monkeypatch, caplog):
     ]
 
 
+@pytest.mark.slow
 def test_a_long_download_and_a_long_upload_are_said_once(bucket, monkeypatch, caplog):
     train(CONFIG, URL, quiet=True)
     another_machine()
@@ -402,7 +403,13 @@ def test_what_only_this_machine_has_of_such_a_run_is_set_aside(bucket, tmp_path,
     assert (kept / "checkpoints/000006").is_dir()
 
 
-@pytest.mark.parametrize("lost", ["checkpoints", "checkpoints/000006/state", "mirror.json"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "checkpoints",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("checkpoints/000006/state", "mirror.json")),
+    ],
+)
 def test_a_mirror_that_has_lost_something_is_fetched_anew(lost, bucket):
     train(CONFIG, URL, quiet=True)
     path = mirror.mirror_of(URL) / lost

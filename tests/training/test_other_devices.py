@@ -49,7 +49,7 @@ def warnings(caplog):
     return said
 
 
-@pytest.mark.parametrize("strategy", ["int8", "powersgd"])
+@pytest.mark.parametrize("strategy", ["int8", pytest.param("powersgd", marks=pytest.mark.slow)])
 def test_it_goes_on_with_more_devices_and_with_one(tmp_path, monkeypatch, caplog, strategy):
     lines = []
     for steps, devices in ((10, 2), (20, 4), (30, 1), (40, 2)):

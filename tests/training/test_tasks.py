@@ -115,7 +115,7 @@ def alone():
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
-        ((1, 8), {}),
+        pytest.param((1, 8), {}, marks=pytest.mark.slow),
         ((2, 4), {"strategy": "ddp"}),
         ((2, 2), {"strategy": "zero", "microbatches": 2}),
         ((2, 2), {"strategy": "xla", "microbatches": 2}),

@@ -67,7 +67,7 @@ def alone():
     ("shape", "changes"),
     [
         pytest.param((1, 8), {}, marks=pytest.mark.slow),
-        ((2, 4), {"strategy": "ddp"}),
+        pytest.param((2, 4), {"strategy": "ddp"}, marks=pytest.mark.slow),
         ((2, 2), {"strategy": "zero", "microbatches": 2}),
         pytest.param((1, 2), {"strategy": "xla"}, marks=pytest.mark.slow),
     ],

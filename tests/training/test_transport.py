@@ -16,7 +16,7 @@ from jaxnet.errors import InputError
 from jaxnet.training.prepare import prepare
 from support.refusals import DIGITS, refused
 
-ABLE = ["per_leaf", "flat", "caffe2", "ddp", "horovod", "mg_wfbp", "hierarchical", "fp16"]
+ABLE = ["per_leaf", "flat", "caffe2", "ddp", "horovod", "mg_wfbp", "priority", "hierarchical", "fp16"]
 SHAPES = {"w": jax.ShapeDtypeStruct((40, 25), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 
 
