@@ -42,7 +42,8 @@ class Worker:
         name: for messages.
         command: that starts it.
         environment: variables besides those of this process.
-        limit: seconds until an answer; None: it may take its time. A worker that is late is lost: it answers no more.
+        limit: seconds until an answer; None: it may take its time. A worker that is late, or that ends although it has
+            a limit, is lost: it answers no more.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class Worker:
                 print(line, end="", file=sys.stderr)
         finally:
             timer.cancel()
+        # Of two that wait for each other the one that is ended first takes the other's connection with it.
+        self.lost = self.lost or self.limit is not None
         return {} if self.lost else self._ended()
 
     def _lose(self) -> None:

@@ -77,11 +77,6 @@ class Turns(NamedTuple):
     arguments: list[int]
     first: int
 
-    @property
-    def urgent(self) -> int:
-        """The message of gradients that is needed first."""
-        return self.need.index(self.first)
-
     def messages_before(self, turn: int) -> tuple[int, ...]:
         """Those that what waits for arguments of this turn has to wait for."""
         return tuple(place for place, at in enumerate(self.need) if turn > 0 and at < self.first + turn)
@@ -235,7 +230,7 @@ class PiecesStep:
             flags=jax.ShapeDtypeStruct((len(jax.tree.leaves(grads)),), "float32") if flagged else None,
             gradients=messages_of(self._reducer, state.params, self._mesh.shape, self._options.order),
         )
-        limit = _largest_on_the_wire(sent.gradients, self._mesh)
+        limit = _largest_on_the_wire(sent.gradients, self._mesh) if flagged else 0.0
 
         # 2. Forward and backward: a piece for each message.
         def messages(state: TrainState, batch: Batch) -> list[jax.Array]:
