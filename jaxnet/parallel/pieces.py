@@ -4,7 +4,8 @@
 2. From a second thread, a program for each bucket sums it over the mesh, while the next piece computes.
 3. The last program takes all sums and updates the state.
 
-It is the fastest form between CPU hosts, where one program cannot overlap its own collectives (docs/design/pieces.md).
+Under the schedule 'priority' forward and the update are cut as well, and messages cross the end of the step: see
+`jaxnet.parallel.priority`. It is the form for CPU hosts, where one program overlaps little (docs/design/pieces.md).
 """
 
 import functools

@@ -10,7 +10,7 @@ import pytest
 import train
 from jaxnet import comm
 from jaxnet.cli.main import run
-from support.odd_files import DEEP, ODD, directory, loop, to_a_device
+from support.odd_files import DEEP, ODD, directory, endless, loop, to_a_device
 from support.programs import clean_environment
 from support.refusals import TINY, refused, says
 from support.traces import LAYERS, STEPS, record
@@ -86,7 +86,9 @@ def test_not_a_trace(name, content, words, tmp_path, capsys):
     says(refused(lambda: run(["timeline", str(tmp_path / name)]), capsys), [words])
 
 
-@pytest.mark.parametrize("make", [make for make in ODD if make is not directory])
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, marks=[pytest.mark.slow] * (make is endless)) for make in ODD if make is not directory]
+)
 def test_a_trace_that_is_no_file(make, tmp_path, capsys):
     place = tmp_path / "plugins/profile/1"
     place.mkdir(parents=True)

@@ -145,7 +145,7 @@ ODD_MESHES = [(1, 3), (5, 1), (1, 6)]
 ODD = ("ring", "halving_doubling", "s_caffe_cb")
 EVERYWHERE = [
     *((name, shape) for name in REDUCERS for shape in MESHES),
-    *((name, shape) for name in ODD for shape in ODD_MESHES),
+    *(pytest.param(name, shape, marks=[pytest.mark.slow] * (shape == (1, 6))) for name in ODD for shape in ODD_MESHES),
     *(pytest.param(name, shape, marks=pytest.mark.slow) for name in REDUCERS for shape in MORE_MESHES),
 ]
 

@@ -53,6 +53,7 @@ def test_options_reach_the_compiler(quick):
     assert all("InputError: compiler_options: XLA: " in row["error"] for row in rows.values())
 
 
+@pytest.mark.slow
 def test_numbers_that_differ_and_strategies_that_fail_are_told(quick, tmp_path, monkeypatch):
     real = accelerator.params_after
     seen = []

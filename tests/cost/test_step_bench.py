@@ -90,7 +90,8 @@ def test_as_json_and_as_text(report):
         ("xla", {"all-reduce"}),
         pytest.param("flat", {"all-reduce"}, marks=pytest.mark.slow),
         pytest.param("ddp:4KiB", {"all-reduce"}, marks=pytest.mark.slow),
-        ("zero", {"reduce-scatter", "all-gather", "all-reduce"}),  # the last: metrics, and the guard of all shards
+        # The last: metrics, and the guard of all shards.
+        pytest.param("zero", {"reduce-scatter", "all-gather", "all-reduce"}, marks=pytest.mark.slow),
     ],
 )
 def test_each_strategy_leaves_a_trace_of_its_own_steps(report, traces, label, kinds):

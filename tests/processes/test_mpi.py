@@ -257,7 +257,7 @@ def run_strategies():
 def test_named_strategies_sum_over_the_ranks():
     with MpiRun(run_strategies, 2, devices=2) as run:
         for results in run.results():
-            assert len(results) == 8
+            assert len(results) == 9
             assert all(exact and ok for exact, ok, _ in results.values()), results
 
 

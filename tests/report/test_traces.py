@@ -68,6 +68,7 @@ def test_it_is_drawn(recorded, tmp_path):
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_steps_without_numbers_are_counted(tmp_path):
     record(tmp_path, comm.make_mesh(1, jax.devices()[:2]), annotated=False)
     made = timeline(read_traces(tmp_path))

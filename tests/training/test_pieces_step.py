@@ -12,6 +12,8 @@ from configs.digits import get_config
 from jaxnet import comm
 from jaxnet.config.check import check_config, check_fit
 from jaxnet.errors import InputError
+from jaxnet.parallel.pieces import crosses_steps
+from jaxnet.training.prepare import prepare
 from support import tiny
 
 ONE = (1, 1)
@@ -73,6 +75,14 @@ def test_a_strategy_that_sums_otherwise_is_refused(strategy):
     config = replace(get_config(), strategy=strategy, mode="pieces")
     with pytest.raises(InputError, match=f"mode=pieces does not go with strategy={strategy}.*; use mode=shard_map"):
         check_config(config)
+
+
+def test_in_one_program_nothing_crosses_the_end_of_a_step():
+    """Several devices in a process: the mode is that of other strategies, and the plan says when messages travel."""
+    experiment = prepare(replace(get_config(), strategy="priority"), comm.make_mesh(2))
+    assert experiment.form.options.mode == "shard_map"
+    assert "strategy priority (during backward)" in str(experiment.plan)
+    assert crosses_steps(comm.named_strategy("priority"), experiment.mesh) is False
 
 
 def test_what_goes_with_it_passes():

@@ -117,6 +117,7 @@ def lines_of(workdir):
     return {line["step"]: line for line in lines if line["split"] == "train"}
 
 
+@pytest.mark.slow
 def test_a_run_says_tokens_and_bits_and_continues_within_an_epoch(tmp_path):
     """Stopped after 5 of 8 steps and continued on another mesh: the losses are those of a run that was not stopped."""
     given = config(epochs=2)
