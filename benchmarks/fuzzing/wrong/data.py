@@ -129,7 +129,7 @@ DATA = {
         "return good", "image_shape", about="num_examples, image_shape, num_classes = 32, 'big', 2"
     ),
     "a shape larger than memory": _source(
-        "return good", "parameters", about="num_examples, image_shape, num_classes = 32, (10**6, 10**6, 1), 2"
+        "return good", "1000000x1000000x1", about="num_examples, image_shape, num_classes = 32, (10**6, 10**6, 1), 2"
     ),
     "classes below 0": _source(
         "return good", "num_classes", about="num_examples, image_shape, num_classes = 32, (8, 8, 1), -3"
