@@ -27,7 +27,7 @@ MORE_CASES = {
     "lars": {"optimizer": lambda: optax.lars(0.1)},
     "no guard": {"skip": False},
 }
-SPLIT = comm.Strategy(bucketed(all_reduce(*comm.AXES), BUCKET), "priority")  # leaves lie in several messages
+WHOLE = comm.Strategy(bucketed(all_reduce(*comm.AXES), BUCKET, split=False), "priority")  # a leaf in one message
 STEPS = 6
 
 
@@ -53,7 +53,7 @@ def digest(leaves):
 
 def beside_flat(rank, strategy, more):
     """For each case, how far losses and states lie from those of `flat`, and the bits of the state."""
-    strategy = {"split": SPLIT}.get(strategy, strategy)
+    strategy = {"whole leaves": WHOLE}.get(strategy, strategy)
     found = {}
     for name, case in (MORE_CASES if more else CASES).items():
         losses, said, state = trained(strategy, "pieces", **case)
@@ -70,7 +70,7 @@ def beside_flat(rank, strategy, more):
         ("priority", 2, ""),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("priority", 2, "more"), ("split", 2, ""), ("priority", 4, "")]
+            for case in [("priority", 2, "more"), ("whole leaves", 2, ""), ("priority", 4, "")]
         ),
     ],
 )
