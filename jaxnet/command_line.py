@@ -34,6 +34,10 @@ class Parser(argparse.ArgumentParser):
             "--verbose", action="store_true", help="show the traceback of an error in FILE or in what it imports"
         )
 
+    def add_version(self) -> None:
+        """Add `--version`."""
+        self.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+
     def add_overrides(self) -> None:
         """Add `key.path=value`, any number of times, before, between and after the options."""
         self.add_argument("overrides", nargs="*", metavar="key.path=value", help="change these keys of the config")
@@ -60,6 +64,21 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError(f"{message}{hint} (see {self.prog} --help)")
+
+
+class _Version(argparse.Action):
+    """Prints the version. The metadata is read only when asked for, because reading it takes time."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"jaxnet {version('jaxnet')}")
+        except PackageNotFoundError:
+            raise InputError(
+                "jaxnet is not installed, so it has no version: install it, as with make install"
+            ) from None
+        parser.exit()
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"

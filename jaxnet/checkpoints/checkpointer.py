@@ -31,12 +31,11 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from jaxnet.checkpoints import manifest
-from jaxnet.checkpoints.consensus import Consensus
+from jaxnet.checkpoints.consensus import LOST, Consensus, why_not
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, described, named_leaves
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.checkpoints.reader import other_steps, read_state
-from jaxnet.checkpoints.storage import LOST, Storage, silence_orbax, why_not
 from jaxnet.errors import InputError
 
 _log = logging.getLogger("jaxnet")
@@ -107,7 +106,9 @@ class Checkpointer:
         name = self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step last saved or restored: its checkpoint equals the present state
-        silence_orbax()
+        # Orbax takes 0.15 s to import, in which a run compiles its step.
+        from jaxnet.checkpoints.storage import Storage
+
         self._storage = Storage(self._consensus.meet, alone=alone)
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[str]] | None = None

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint import multihost
 
+from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
 
 # Seconds that processes wait for each other; Orbax allows a write as long.
@@ -73,6 +75,8 @@ class Consensus:
         if self._count == 1:
             return
         key = f"{self._name}-{next(self._numbers)}"
+        from orbax.checkpoint import multihost  # takes a while to import
+
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=_TIMEOUT_SECONDS * 1000)
 
     def begin(self, make: Callable[[], str]) -> str:
@@ -131,4 +135,29 @@ def _value_or_error(make: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def _client() -> Any:
+    from orbax.checkpoint import multihost
+
     return multihost.get_jax_distributed_client()
+
+
+# ---- Failures as text -----------------------------------------------------------------------------------
+
+LOST = "lost: "  # the prefix of a failure that ends the run
+
+
+def why_not(act: Callable[[], Any]) -> str:
+    """Return why `act` failed, in words that can be sent to all processes; "" if it succeeded.
+
+    >>> why_not(lambda: open("/nowhere/at/all")), why_not(lambda: None)
+    ('No such file or directory', '')
+    """
+    try:
+        act()
+    except Lost as error:
+        return f"{LOST}{error}"
+    except Exception as error:
+        # Orbax's storage buries the system's reason in a paragraph about its own paths.
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        number = int(code[1]) if code else error.errno if isinstance(error, OSError) else None
+        return os.strerror(number) if number else (str(error) or type(error).__name__).splitlines()[0]
+    return ""

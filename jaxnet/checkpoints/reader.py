@@ -14,7 +14,6 @@ import jax
 
 from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import Replaceable, described, differences_text, filled, leaves_to_read, named_leaves
-from jaxnet.checkpoints.storage import read_arrays
 from jaxnet.errors import InputError
 from jaxnet.files import is_directory
 
@@ -101,7 +100,7 @@ def read_leaves(found: FoundCheckpoint, like: Mapping[str, Any]) -> dict[str, An
     there = {name: found.leaves[name] for name in like if name in found.leaves}
     if wrong := differences_text(there, described(like)):
         raise InputError(f"{found.path} holds other parameters than this model: {wrong}")
-    return read_arrays(found.path / "state", like)
+    return _arrays(found.path / "state", like)
 
 
 # ---- A training state -----------------------------------------------------------------------------------
@@ -144,4 +143,10 @@ def _read_wanted(
             "Use the configuration that it was saved with, or another directory"
         )
     made = {name: filled(leaf, defaults[name]) for name, leaf in wanted.items() if name not in asked}
-    return made | read_arrays(directory / "state", asked, alone=alone)
+    return made | _arrays(directory / "state", asked, alone=alone)
+
+
+def _arrays(path: Path, like: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
+    from jaxnet.checkpoints.storage import read_arrays  # brings Orbax, which takes a while to import
+
+    return read_arrays(path, like, alone=alone)

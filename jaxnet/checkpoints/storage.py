@@ -9,10 +9,9 @@ import functools
 import json
 import logging
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,37 +19,17 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxnet.checkpoints.consensus import why_not
 from jaxnet.checkpoints.leaves import filled, nested
-from jaxnet.checkpoints.lock import Lost
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-# ---- Failures as text -----------------------------------------------------------------------------------
-
-LOST = "lost: "  # the prefix of a failure that ends the run
-
-
-def why_not(act: Callable[[], Any]) -> str:
-    """Return why `act` failed, in words that can be sent to all processes; "" if it succeeded.
-
-    >>> why_not(lambda: open("/nowhere/at/all")), why_not(lambda: None)
-    ('No such file or directory', '')
-    """
-    try:
-        act()
-    except Lost as error:
-        return f"{LOST}{error}"
-    except Exception as error:
-        # Orbax's storage buries the system's reason in a paragraph about its own paths.
-        code = re.search(r"os_error_code='(\d+)'", str(error))
-        number = int(code[1]) if code else error.errno if isinstance(error, OSError) else None
-        return os.strerror(number) if number else (str(error) or type(error).__name__).splitlines()[0]
-    return ""
+# ---- What Orbax prints ----------------------------------------------------------------------------------
 
 
 @functools.cache
-def silence_orbax() -> None:
+def _silence_orbax() -> None:
     """Hide what Orbax prints about a failed save: the caller of the save gets the failure in one line."""
     logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
     logging.getLogger("asyncio").addFilter(_not_a_later_write)
@@ -102,6 +81,7 @@ class Storage:
     """
 
     def __init__(self, meet: Any, *, alone: bool = False) -> None:
+        _silence_orbax()
         processes = _processes(alone)
         self._orbax = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(multiprocessing_options=processes, type_handler_registry=_ARRAYS),

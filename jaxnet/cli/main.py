@@ -1,30 +1,12 @@
 """The `jaxnet` command. Each sub-command has one function that adds its options and says what to run."""
 
-import argparse
 import errno
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from jaxnet.cli.bench import add_bench
-from jaxnet.cli.data import add_data
-from jaxnet.cli.doctor import add_doctor
-from jaxnet.cli.launch import add_lab, add_launch
-from jaxnet.cli.models import add_import, add_models
-from jaxnet.cli.plan import add_plan, add_strategies
-from jaxnet.cli.predict import add_export, add_predict
-from jaxnet.cli.report import add_report, add_timeline
-from jaxnet.cli.train import add_train
 from jaxnet.cluster.huge_pages import use_huge_pages
-from jaxnet.command_line import Parser
-from jaxnet.errors import InputError, causes_shown, drop, exit_cleanly, has_lost_reader, say
-
-# No module of this package imports JAX before it runs a command, so that `jaxnet --help` answers at once.
-_COMMANDS = (
-    *(add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
-    *(add_predict, add_export, add_bench, add_timeline, add_report, add_data),
-)
+from jaxnet.errors import causes_shown, drop, exit_cleanly, has_lost_reader, say
 
 _DESCRIPTION = "Train Flax models on many devices and hosts, and see, measure and choose how their gradients travel."
 
@@ -81,32 +63,32 @@ def _to_the_end(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit status."""
+    # The program may have been started again (`use_huge_pages`), so its modules are imported here, and none of them
+    # imports JAX before it runs a command: `jaxnet --help` answers at once.
+    from jaxnet.cli.bench import add_bench
+    from jaxnet.cli.data import add_data
+    from jaxnet.cli.doctor import add_doctor
+    from jaxnet.cli.launch import add_lab, add_launch
+    from jaxnet.cli.models import add_import, add_models
+    from jaxnet.cli.plan import add_plan, add_strategies
+    from jaxnet.cli.predict import add_export, add_predict
+    from jaxnet.cli.report import add_report, add_timeline
+    from jaxnet.cli.train import add_train
+    from jaxnet.command_line import Parser
+
     parser = Parser(
         prog="jaxnet",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
-    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    parser.add_version()
     commands = parser.add_commands("COMMAND")
-    for add_command in _COMMANDS:
+    for add_command in (
+        *(add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
+        *(add_predict, add_export, add_bench, add_timeline, add_report, add_data),
+    ):
         add_command(commands)
     args = parser.parse_args(argv)
     with causes_shown(getattr(args, "verbose", False)):  # an option of commands that run a config
         status: int = args.run(args)
     return status
-
-
-class _Version(argparse.Action):
-    """Prints the version. The metadata is read only when asked for, because reading it takes time."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        try:
-            print(f"jaxnet {version('jaxnet')}")
-        except PackageNotFoundError:
-            raise InputError(
-                "jaxnet is not installed, so it has no version: install it, as with make install"
-            ) from None
-        parser.exit()

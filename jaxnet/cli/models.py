@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 _MODELS_DESCRIPTION = """\
-List the networks of jaxnet.models.ZOO: number of parameters beside the number that the source states, bytes of a
-gradient in float32, and floating-point operations of one example's forward pass. (A multiplication and its addition
-count as two, and only convolutions and matrix products count.) With NAME, list the shapes of that network's parameters
-in the order of their use. Only shapes are computed."""
+List the networks of jaxnet.models.ZOO: number of parameters, bytes of a gradient in float32, and floating-point
+operations of one example's forward pass. (A multiplication and its addition count as two, and only convolutions and
+matrix products count.) With NAME, count them anew, beside the number of parameters that the source states, and list the
+shapes of that network's parameters in the order of their use. Only shapes are computed."""
 
 _MODELS_EXAMPLES = """\
 examples:
@@ -58,7 +58,7 @@ def run_models(args: argparse.Namespace) -> int:
     if args.name not in ZOO:
         raise InputError(f"there is no network {args.name!r}; {nearest(args.name)}")
     entry = ZOO[args.name]
-    row = _row(args.name, entry)
+    row = {**_row(args.name, entry), **_counted(entry)}
     layers = _layers(entry)
     print(json.dumps({**row, "layers": layers}, indent=2) if args.json else "\n".join(_layer_lines(row, layers)))
     return 0
@@ -69,11 +69,24 @@ def _show_all(zoo: "dict[str, Entry]", *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(list(rows), indent=2))
         return
-    for line in _table(rows):
-        print(line, flush=True)  # a large network takes most of a second
+    print("\n".join(_table(rows)))
 
 
 def _row(name: str, entry: "Entry") -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": list(entry.image),
+        "classes": entry.classes,
+        "parameters": entry.parameters,
+        "source_parameters": entry.parameters,
+        "gradient_bytes": 4 * entry.parameters,
+        "flops": entry.flops,
+        "source": entry.source,
+    }
+
+
+def _counted(entry: "Entry") -> dict[str, int]:
+    """What a row says of the network itself, which takes up to a second to trace."""
     import jax
 
     from jaxnet.models import abstract_variables, from_linen
@@ -83,16 +96,8 @@ def _row(name: str, entry: "Entry") -> dict[str, Any]:
     images = jax.ShapeDtypeStruct((1, *entry.image), "float32")
     params, stats = abstract_variables(model, images)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return {
-        "name": name,
-        "image": list(entry.image),
-        "classes": entry.classes,
-        "parameters": count,
-        "source_parameters": entry.parameters,
-        "gradient_bytes": 4 * count,
-        "flops": count_flops(lambda *given: model.apply(*given, train=False, keys=None), params, stats, images),
-        "source": entry.source,
-    }
+    flops = count_flops(lambda *given: model.apply(*given, train=False, keys=None), params, stats, images)
+    return {"parameters": count, "gradient_bytes": 4 * count, "flops": flops}
 
 
 def _layers(entry: "Entry") -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import itertools
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -24,6 +25,7 @@ from jaxnet.comm import (
 )
 from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
 from jaxnet.config.run import Config
+from jaxnet.cost.choice import Choice
 from jaxnet.data import Source
 from jaxnet.errors import InputError, shown, users_code
 from jaxnet.limits import Count, broken_limit, memory_bytes, without_limits
@@ -247,14 +249,20 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
-def strategy_of(config: Config, all_reduce: AllReduce | None = None, mesh: Mesh | None = None) -> tuple[Strategy, Mode]:
+def strategy_of(
+    config: Config, all_reduce: AllReduce | None = None, mesh: Mesh | None = None, choice: Choice | None = None
+) -> tuple[Strategy, Mode]:
     """The strategy and the mode of the step that a config asks for; InputError if they do not go together.
 
     Args:
         config: of the run.
         all_reduce: makes the sums across hosts of a named strategy, such as `mpi_all_reduce`; None: XLA's.
         mesh: by whose devices the buckets of a named strategy are sized; None: one that is not known yet, of CPUs.
+        choice: what 'auto' is; None: what it mostly is on such devices.
     """
+    if choice is not None:
+        size = config.bucket_bytes or choice.bucket_bytes
+        config = replace(config, strategy=choice.strategy, bucket_bytes=size)
     strategy = _strategy(config, all_reduce, "cpu" if mesh is None else platform_of(mesh))
     mode: Mode = _auto_mode(config, strategy, mesh) if config.mode == "auto" else config.mode
     asked = f"strategy={strategy.label}"
@@ -448,7 +456,6 @@ def _gigabytes(number: float) -> str:
 
 def check_model(
     config: Config,
-    mode: Mode,
     model: Model,
     variables: Variables,
     source: Source,
@@ -469,8 +476,15 @@ def check_model(
         lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])) if leaf.shape[:1] == (examples,) else leaf, outputs
     )
     config.task.check_model(config.model, one, source)
+
+
+def check_norm(config: Config, mode: Mode, stats: Any) -> None:
+    """Refuse a BatchNorm that is to normalize over several devices and cannot be told so.
+
+    `stats` are its running averages; there are none without it.
+    """
     shared = config.batch_norm != "local" and mode != "jit"
-    if shared and jax.tree.leaves(variables.stats) and not hasattr(config.model, "norm_axes"):
+    if shared and jax.tree.leaves(stats) and not hasattr(config.model, "norm_axes"):
         raise InputError(
             f"batch_norm={config.batch_norm}: the model has no field norm_axes that would tell its BatchNorm; give "
             "it one, as jaxnet.models.CNN has, or set batch_norm=local"

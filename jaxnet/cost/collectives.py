@@ -275,7 +275,7 @@ def measure_collectives(
         peak, measured = link_peak(mesh, over, probes), []
         for transfer in transfers:
             for size in sizes:
-                row = _measure(mesh, over, transfer, size, iterations)
+                row = measured_row(mesh, over, transfer, size, iterations)
                 measured.append(row)
                 if transfer.plain and row.bytes >= _LARGE:
                     peak = max(peak, _best_rate(row))
@@ -286,7 +286,7 @@ def measure_collectives(
 
 def link_peak(mesh: Mesh, axes: Axes, probes: Sequence[tuple[str, int]] = PROBES) -> float:
     """Bytes a second that each device can send over `axes`: the fastest call of `probes`, (name, bytes) each."""
-    return max(_best_rate(_measure(mesh, axes, TRANSFERS[name], size, _PROBE_ITERATIONS)) for name, size in probes)
+    return max(_best_rate(measured_row(mesh, axes, TRANSFERS[name], size, _PROBE_ITERATIONS)) for name, size in probes)
 
 
 def _best_rate(row: CollectiveRow) -> float:
@@ -294,7 +294,8 @@ def _best_rate(row: CollectiveRow) -> float:
     return GB * row.busbw * row.p50_us / row.min_us
 
 
-def _measure(mesh: Mesh, axes: Axes, transfer: Transfer, size: int, iterations: int) -> CollectiveRow:
+def measured_row(mesh: Mesh, axes: Axes, transfer: Transfer, size: int, iterations: int) -> CollectiveRow:
+    """The line of one transfer of `size` bytes, without the peak: the same on all processes, which all call this."""
     program = make_program(transfer, axes, size, mesh)
     # Compiling takes each process another time, and some collectives do not wait long for the last.
     wait_for_all()

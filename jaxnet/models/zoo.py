@@ -37,7 +37,8 @@ class Entry(NamedTuple):
         build: makes the module: `build(num_classes=..., dtype=..., width=...)`.
         image: (height, width, channels) of the images that its source trains on.
         classes: how many classes its source has.
-        parameters: how many parameters its source has, with those classes and images.
+        parameters: how many parameters its source has, with those classes and images; the tests compare.
+        flops: floating-point operations of one example's forward pass, as `count_flops` finds; the tests compare.
         source: where it was first described, and whose definition this one follows.
     """
 
@@ -45,6 +46,7 @@ class Entry(NamedTuple):
     image: tuple[int, int, int]
     classes: int
     parameters: int
+    flops: int
     source: str
 
 
@@ -72,38 +74,44 @@ _DEIT = "Dosovitskiy et al., 2021; DeiT in timm"
 _CAFFE_CIFAR = "Caffe's CIFAR-10 example"
 
 ZOO: dict[str, Entry] = {
-    "alexnet": Entry(AlexNet, IMAGENET, 1000, 61_100_840, "Krizhevsky, 2014 (one weird trick); torchvision"),
-    "alexnet_2012": Entry(AlexNet2012, CROP_227, 1000, 60_965_224, "Krizhevsky et al., 2012; Caffe"),
-    "caffenet": Entry(partial(AlexNet2012, caffe=True), CROP_227, 1000, 60_965_224, "Jia et al., 2014; Caffe"),
-    "nin": Entry(NetworkInNetwork, IMAGENET, 1000, 7_595_176, "Lin et al., 2014; Caffe's model zoo"),
-    "cifar10_quick": Entry(Cifar10, CIFAR, 10, 145_578, _CAFFE_CIFAR),
-    "cifar10_full": Entry(partial(Cifar10, full=True), CIFAR, 10, 89_578, _CAFFE_CIFAR),
-    "vgg11": Entry(partial(VGG, depth=11), IMAGENET, 1000, 132_863_336, _VGG),
-    "vgg13": Entry(partial(VGG, depth=13), IMAGENET, 1000, 133_047_848, _VGG),
-    "vgg16": Entry(partial(VGG, depth=16), IMAGENET, 1000, 138_357_544, _VGG),
-    "vgg19": Entry(partial(VGG, depth=19), IMAGENET, 1000, 143_667_240, _VGG),
-    "vgg11_bn": Entry(partial(VGG, depth=11, norm=True), IMAGENET, 1000, 132_868_840, _VGG),
-    "vgg13_bn": Entry(partial(VGG, depth=13, norm=True), IMAGENET, 1000, 133_053_736, _VGG),
-    "vgg16_bn": Entry(partial(VGG, depth=16, norm=True), IMAGENET, 1000, 138_365_992, _VGG),
-    "vgg19_bn": Entry(partial(VGG, depth=19, norm=True), IMAGENET, 1000, 143_678_248, _VGG),
-    "googlenet": Entry(GoogLeNet, IMAGENET, 1000, 13_378_280, f"{_GOOGLENET}; Caffe"),
-    "googlenet_bn": Entry(partial(GoogLeNet, norm=True), IMAGENET, 1000, 13_004_888, f"{_GOOGLENET}; torchvision"),
-    "inception_v3": Entry(InceptionV3, CROP_299, 1000, 27_161_264, "Szegedy et al., 2016; torchvision"),
-    "resnet18": Entry(resnet18, IMAGENET, 1000, 11_689_512, _RESNET),
-    "resnet34": Entry(resnet34, IMAGENET, 1000, 21_797_672, _RESNET),
-    "resnet50": Entry(resnet50, IMAGENET, 1000, 25_557_032, _RESNET),
-    "resnet50_v1": Entry(resnet50_v1, IMAGENET, 1000, 25_557_032, "He et al., 2016"),
-    "resnet50_d": Entry(resnet50_d, IMAGENET, 1000, 25_576_264, "He et al., 2019; timm"),
-    "resnet101": Entry(resnet101, IMAGENET, 1000, 44_549_160, _RESNET),
-    "resnet152": Entry(resnet152, IMAGENET, 1000, 60_192_808, _RESNET),
-    "cifar_resnet20": Entry(partial(cifar_resnet, 20), CIFAR, 10, 269_722, _CIFAR_RESNET),
-    "cifar_resnet32": Entry(partial(cifar_resnet, 32), CIFAR, 10, 464_154, _CIFAR_RESNET),
-    "cifar_resnet44": Entry(partial(cifar_resnet, 44), CIFAR, 10, 658_586, _CIFAR_RESNET),
-    "cifar_resnet56": Entry(partial(cifar_resnet, 56), CIFAR, 10, 853_018, _CIFAR_RESNET),
-    "cifar_resnet110": Entry(partial(cifar_resnet, 110), CIFAR, 10, 1_727_962, _CIFAR_RESNET),
-    "lstm": Entry(LSTM, MNIST, 10, 81_674, "Hochreiter and Schmidhuber, 1997; rows of pixels, 128 units"),
-    "vit_tiny": Entry(vit_tiny, IMAGENET, 1000, 5_717_416, _DEIT),
-    "vit_small": Entry(vit_small, IMAGENET, 1000, 22_050_664, _DEIT),
+    "alexnet": Entry(
+        AlexNet, IMAGENET, 1000, 61_100_840, 1_428_376_960, "Krizhevsky, 2014 (one weird trick); torchvision"
+    ),
+    "alexnet_2012": Entry(AlexNet2012, CROP_227, 1000, 60_965_224, 1_448_813_632, "Krizhevsky et al., 2012; Caffe"),
+    "caffenet": Entry(
+        partial(AlexNet2012, caffe=True), CROP_227, 1000, 60_965_224, 1_448_813_632, "Jia et al., 2014; Caffe"
+    ),
+    "nin": Entry(NetworkInNetwork, IMAGENET, 1000, 7_595_176, 2_200_377_600, "Lin et al., 2014; Caffe's model zoo"),
+    "cifar10_quick": Entry(Cifar10, CIFAR, 10, 145_578, 24_708_352, _CAFFE_CIFAR),
+    "cifar10_full": Entry(partial(Cifar10, full=True), CIFAR, 10, 89_578, 24_596_480, _CAFFE_CIFAR),
+    "vgg11": Entry(partial(VGG, depth=11), IMAGENET, 1000, 132_863_336, 15_218_180_096, _VGG),
+    "vgg13": Entry(partial(VGG, depth=13), IMAGENET, 1000, 133_047_848, 22_616_932_352, _VGG),
+    "vgg16": Entry(partial(VGG, depth=16), IMAGENET, 1000, 138_357_544, 30_940_528_640, _VGG),
+    "vgg19": Entry(partial(VGG, depth=19), IMAGENET, 1000, 143_667_240, 39_264_124_928, _VGG),
+    "vgg11_bn": Entry(partial(VGG, depth=11, norm=True), IMAGENET, 1000, 132_868_840, 15_218_180_096, _VGG),
+    "vgg13_bn": Entry(partial(VGG, depth=13, norm=True), IMAGENET, 1000, 133_053_736, 22_616_932_352, _VGG),
+    "vgg16_bn": Entry(partial(VGG, depth=16, norm=True), IMAGENET, 1000, 138_365_992, 30_940_528_640, _VGG),
+    "vgg19_bn": Entry(partial(VGG, depth=19, norm=True), IMAGENET, 1000, 143_678_248, 39_264_124_928, _VGG),
+    "googlenet": Entry(GoogLeNet, IMAGENET, 1000, 13_378_280, 3_165_343_744, f"{_GOOGLENET}; Caffe"),
+    "googlenet_bn": Entry(
+        partial(GoogLeNet, norm=True), IMAGENET, 1000, 13_004_888, 2_996_752_384, f"{_GOOGLENET}; torchvision"
+    ),
+    "inception_v3": Entry(InceptionV3, CROP_299, 1000, 27_161_264, 11_426_432_192, "Szegedy et al., 2016; torchvision"),
+    "resnet18": Entry(resnet18, IMAGENET, 1000, 11_689_512, 3_628_146_688, _RESNET),
+    "resnet34": Entry(resnet34, IMAGENET, 1000, 21_797_672, 7_327_522_816, _RESNET),
+    "resnet50": Entry(resnet50, IMAGENET, 1000, 25_557_032, 8_178_368_512, _RESNET),
+    "resnet50_v1": Entry(resnet50_v1, IMAGENET, 1000, 25_557_032, 7_715_946_496, "He et al., 2016"),
+    "resnet50_d": Entry(resnet50_d, IMAGENET, 1000, 25_576_264, 8_657_649_664, "He et al., 2019; timm"),
+    "resnet101": Entry(resnet101, IMAGENET, 1000, 44_549_160, 15_602_810_880, _RESNET),
+    "resnet152": Entry(resnet152, IMAGENET, 1000, 60_192_808, 23_027_253_248, _RESNET),
+    "cifar_resnet20": Entry(partial(cifar_resnet, 20), CIFAR, 10, 269_722, 81_102_080, _CIFAR_RESNET),
+    "cifar_resnet32": Entry(partial(cifar_resnet, 32), CIFAR, 10, 464_154, 137_725_184, _CIFAR_RESNET),
+    "cifar_resnet44": Entry(partial(cifar_resnet, 44), CIFAR, 10, 658_586, 194_348_288, _CIFAR_RESNET),
+    "cifar_resnet56": Entry(partial(cifar_resnet, 56), CIFAR, 10, 853_018, 250_971_392, _CIFAR_RESNET),
+    "cifar_resnet110": Entry(partial(cifar_resnet, 110), CIFAR, 10, 1_727_962, 505_775_360, _CIFAR_RESNET),
+    "lstm": Entry(LSTM, MNIST, 10, 81_674, 4_475_392, "Hochreiter and Schmidhuber, 1997; rows of pixels, 128 units"),
+    "vit_tiny": Entry(vit_tiny, IMAGENET, 1000, 5_717_416, 2_507_366_400, _DEIT),
+    "vit_small": Entry(vit_small, IMAGENET, 1000, 22_050_664, 9_197_764_608, _DEIT),
 }
 
 

@@ -90,16 +90,20 @@ def _say(processes: ProcessGroup) -> Callable[[str], None]:
     return say_warning if processes.primary else say_nothing
 
 
-def start(experiment: Experiment, checkpoints: FaultTolerantCheckpoints) -> Start:
-    """Restore the newest good checkpoint, or make the first state."""
-    say, config = _say(experiment.processes), experiment.config
-    restored = restore(experiment, checkpoints, say)
+def newest(experiment: Experiment, checkpoints: FaultTolerantCheckpoints) -> Restored | None:
+    """The newest good checkpoint as a whole state on the mesh; None where there is none."""
+    return restore(experiment, checkpoints, _say(experiment.processes))
+
+
+def start(experiment: Experiment, restored: Restored | None) -> Start:
+    """Begin with what was restored, or make the first state."""
+    config = experiment.config
     if restored is None:
         path, state = config.initial_weights, experiment.init()
         weights = "" if path is None else initial_text(Path(path), experiment.variables)
         return Start(state, 0, GuardState(), True, weights=weights)
     if changed := other_decoder(config, restored.extra):
-        say(changed)
+        _say(experiment.processes)(changed)
     state = experiment.layout.cut(restored.state)
     owes_evaluation = bool(restored.extra.get(_OWES_EVALUATION))
     best = restored.extra.get(_BEST)  # an older version saved none

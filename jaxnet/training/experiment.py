@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxnet.comm import CompilerOption, Strategy, platform_of, platform_options, replicated, split_by_example
 from jaxnet.config.check import check_tests
 from jaxnet.config.run import Config
+from jaxnet.cost.choice import Choice
 from jaxnet.data import Source, check_rows, eval_batches, example_shapes, open_split, placed
 from jaxnet.errors import InputError, error_text, shown, users_code
 from jaxnet.models import Model, Variables
@@ -45,6 +46,7 @@ class Experiment:
         model: as it is evaluated; of an ensemble, all members as one.
         optimizer: the Optax transformation.
         learning_rate: as a function of the step; None if the optimizer is an Optax transformation of the config.
+        choice: what strategy=auto is here, and why; None if the config names another.
         form: the strategy's step on this mesh: its options, its layout, its plan.
         layout: how states lie on the mesh between steps.
         step: `step(state, batch) -> (state, metrics)`, not yet compiled; it keeps at most two steps in flight.
@@ -65,6 +67,7 @@ class Experiment:
     model: Model
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule | None
+    choice: Choice | None
     form: Form
     layout: Layout
     step: Step
@@ -111,6 +114,12 @@ class Experiment:
         options = self.form.options
         ours = () if options.mode == "jit" else platform_options(platform_of(self.mesh))
         return tuple({option.name: option for option in (*ours, *options.compiler)}.values())
+
+    @functools.cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        """The step for the mesh and the run's batches, to be compiled."""
+        lowered: jax.stages.Lowered = self.step.lower(self.layout.placed_shapes, self.batch_shapes)
+        return lowered
 
     def compiled(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
         """The step, compiled for the mesh, with these compiler options besides its own."""
@@ -196,7 +205,7 @@ class Experiment:
             if source is not None:
                 check_rows(source)
         with strategys_code(self.config.strategy):
-            self.step.lower(self.layout.placed_shapes, self.batch_shapes)
+            self.lowered  # noqa: B018 - it is kept
         for evaluator in self._evaluators.values():
             evaluator.trace()
 

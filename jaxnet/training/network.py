@@ -76,7 +76,6 @@ def _with_batch(size: int, example: PyTree, **options: Any) -> Any:
 
 def checked_variables(
     config: Config,
-    mode: Mode,
     model: Model,
     source: Source,
     example: Mapping[str, Any],
@@ -86,7 +85,7 @@ def checked_variables(
     """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
     variables = abstract_variables(model, inputs)
     two = _inputs(config.task, _with_batch(2, example))
-    check_model(config, mode, model, variables, source, two, examples=2)
+    check_model(config, model, variables, source, two, examples=2)
     check_resolutions(model, variables, phases, inputs)
     if isinstance(config.optimizer, Optimizer):
         multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing

@@ -9,6 +9,7 @@ experiment.evaluate(state)
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -17,6 +18,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import (
+    AUTO,
     DEVICE,
     HOST,
     AllReduce,
@@ -30,8 +32,17 @@ from jaxnet.comm import (
     platform_of,
     split_by_example,
 )
-from jaxnet.config.check import bytes_of, check_batch, check_config, check_fit, check_parameters, strategy_of
+from jaxnet.config.check import (
+    bytes_of,
+    check_batch,
+    check_config,
+    check_fit,
+    check_norm,
+    check_parameters,
+    strategy_of,
+)
 from jaxnet.config.run import Config
+from jaxnet.cost.choice import Choice, choose, kept_for, measures
 from jaxnet.cost.workloads import Workload
 from jaxnet.data import Source, check_source, example_shapes, has_classes, hold_out, open_split
 from jaxnet.ensembles import ensemble_model, ensemble_optimizer
@@ -55,7 +66,7 @@ from jaxnet.training.network import (
     step_loss,
 )
 from jaxnet.training.pacing import PacedStep
-from jaxnet.training.processes import join
+from jaxnet.training.processes import ProcessGroup, join
 from jaxnet.training.resolutions import batch_shapes_at, phases_of
 
 
@@ -66,6 +77,7 @@ def prepare(
     source: Source | None = None,
     tests: Source | None = None,
     all_reduce: AllReduce = all_reduce,
+    kept_choice: Callable[[], Any] | None = None,
 ) -> Experiment:
     """Everything but arrays, for a run of `config`.
 
@@ -75,6 +87,7 @@ def prepare(
         source: the training examples; None: those of the config.
         tests: the test examples; None: those of the config, opened when they are needed.
         all_reduce: sums metrics over devices, but where MPI does.
+        kept_choice: gives, on process 0, what strategy an earlier attempt chose: `Choice` as JSON, or None.
 
     Raises:
         InputError: the config cannot run; the message names the key to change.
@@ -82,12 +95,11 @@ def prepare(
     # ---- What cannot run anywhere --------------------------------------------------------------------------
     check_config(config)
 
-    # ---- Processes and mesh; the strategy, resolved once and passed on -------------------------------------
+    # ---- Processes and mesh --------------------------------------------------------------------------------
     processes = join(config, mesh)
     mesh, ranks, across = processes.mesh, 1, None
     if config.transport == "mpi":
         ranks, all_reduce, across = _ranks(mesh), mpi_all_reduce, mpi_all_reduce
-    strategy, mode = strategy_of(config, across, mesh)
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
     if source is not None:
@@ -109,11 +121,18 @@ def prepare(
 
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
-    variables = checked_variables(config, mode, model, source, example, inputs, phases)
+    variables = checked_variables(config, model, source, example, inputs, phases)
     check_parameters(mesh, variables.params, bytes_of(variables) / jax.process_count())  # before they are planned
     order, metrics = gradient_order(config.task, model, variables, batch_shapes)
     check_metrics(config.task, metrics)
     layers = sharded_layers(config.shard_dense, model, variables, inputs, mesh.shape[DEVICE])
+
+    # ---- Strategy: resolved once and passed on; `auto` is chosen for these devices and their link ----------
+    choice = None
+    if config.strategy == AUTO and config.transport != "mpi":
+        choice = _choice(processes, bytes_of(variables.params), kept_choice)
+    strategy, mode = strategy_of(config, across, mesh, choice)
+    check_norm(config, mode, variables.stats)
 
     # ---- Form: what the strategy makes of state, optimizer, step and plan ----------------------------------
     config.task.units(example)
@@ -149,12 +168,20 @@ def prepare(
         sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
         sends = sends._replace(collectives=as_sent(sends.collectives, platform_of(mesh)))
         experiment = Experiment(
-            *(config, processes, source, held_out, tests, model, optimizer, rate, form, layout, step),
+            *(config, processes, source, held_out, tests, model, optimizer, rate, choice, form, layout, step),
             *(sends, total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
         )
     if tests is not None:
         experiment.check_tests()
     return experiment
+
+
+def _choice(processes: ProcessGroup, gradient_bytes: int, kept: Callable[[], Any] | None) -> Choice:
+    """What an earlier attempt chose on such a mesh, so that a run goes on as it began; else a new choice."""
+    mesh, found = processes.mesh, None
+    if kept is not None and measures(mesh):
+        found = kept_for(mesh, processes.broadcast_object(kept))
+    return found or choose(mesh, gradient_bytes)
 
 
 def _ranks(mesh: Mesh) -> int:

@@ -1,6 +1,7 @@
 """A window of steps in the profiler, and the compiled programs as text."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,16 +37,21 @@ class CompiledStep(NamedTuple):
     made: HasText
 
 
-def compile_step(experiment: Experiment, state: TrainState, ledger: Ledger) -> CompiledStep:
-    """Compile it for `state` and the run's batches."""
-    given = experiment.step.lower(state, experiment.batch_shapes)
-    with ledger.during("compile"):
-        made = given.compile()
-    check_step_memory(experiment.mesh, _needed(made))
-    check = verify(made.as_text() or "", experiment.sends.collectives, experiment.mesh.shape)
-    by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, made)
-    # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
-    return CompiledStep(experiment.step if experiment.processes.cluster.mpi else by_size, check, given, made)
+def compiling(experiment: Experiment, pool: Executor) -> Callable[[TrainState, Ledger], CompiledStep]:
+    """Begin to compile the step, in the `pool`; returns what waits for it, and takes the state that it will run on."""
+    given = experiment.lowered
+    making = pool.submit(given.compile)
+
+    def compiled(state: TrainState, ledger: Ledger) -> CompiledStep:
+        with ledger.during("compile"):
+            made = making.result()
+        check_step_memory(experiment.mesh, _needed(made))
+        check = verify(made.as_text() or "", experiment.sends.collectives, experiment.mesh.shape)
+        by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, made)
+        # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
+        return CompiledStep(experiment.step if experiment.processes.cluster.mpi else by_size, check, given, made)
+
+    return compiled
 
 
 def _needed(made: Any) -> int:

@@ -61,6 +61,8 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
     yield "optimizer", f"{optimizer_text(config.optimizer)}, seed {config.seed}"
     when = _WHEN[moment_of(experiment.form)].format(every=experiment.form.round_steps)
     yield "strategy", f"{strategy.label}, {when}, mode {experiment.form.options.mode}"
+    if experiment.choice:
+        yield "", f"chosen by auto: {experiment.choice.why}"
     if strategy.kind != "xla" and strategy.expression != strategy.label:
         yield "", strategy.expression
     plan = experiment.plan

@@ -6,6 +6,7 @@ Run again with the same workdir, it continues from the newest good checkpoint.
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,21 @@ from jaxnet.errors import say
 from jaxnet.object_storage.store import remote_url
 from jaxnet.report.goodput import ending_text
 from jaxnet.training.best import BestEvaluation
-from jaxnet.training.checkpointing import Saver, begins_anew, open_checkpoints, start, written_on_error
+from jaxnet.training.checkpointing import Saver, begins_anew, newest, open_checkpoints, start, written_on_error
 from jaxnet.training.display import Display, say_warning
 from jaxnet.training.ledger import Ledger
 from jaxnet.training.loop import Loop
 from jaxnet.training.observer import Observer
 from jaxnet.training.peers import Peers
 from jaxnet.training.prepare import prepare
-from jaxnet.training.profiling import ProfileWindow, compile_step, write_programs
+from jaxnet.training.profiling import ProfileWindow, compiling, write_programs
 from jaxnet.training.records import MetricsWriter, as_json, write_whole, writing
 from jaxnet.training.recovery import Recovery
 from jaxnet.training.results import Run
 from jaxnet.training.stopping import StopSignal
 from jaxnet.training.summary import first_screen, kept_summary, last_screen, summarize
 from jaxnet.training.watchdog import Watchdog
-from jaxnet.training.workdir import EXPRESSION, opened
+from jaxnet.training.workdir import CHOICE, EXPRESSION, last_choice, opened
 
 
 def train(
@@ -66,12 +67,14 @@ def train(
     watchdog, ledger = watchdog or Watchdog(config.watchdog), ledger or Ledger()
     with ExitStack() as during:
         # ---- Processes, data, model, optimizer, strategy, step: shapes and functions, no arrays yet -----------
-        experiment = prepare(config)
+        experiment = prepare(config, kept_choice=lambda: last_choice(workdir))
         experiment.check_tests()
         experiment.check_programs()
         if begins_anew(workdir):
             experiment.check_initial_weights()
         settings = {**flatten(config), EXPRESSION: experiment.strategy.expression}
+        if experiment.choice:
+            settings[CHOICE] = experiment.choice._asdict()
         warnings = list(recipe_warnings(config, experiment.source, experiment.steps_per_epoch, experiment.total_steps))
         processes, source, tests = experiment.processes, experiment.source, experiment.tests
         primary, ranks = processes.primary, processes.cluster.mpi
@@ -82,10 +85,12 @@ def train(
         )
         directory, fence, watchdog.before_leaving = place.path, place.fence, place.sent
 
-        # ---- State: restored from the newest good checkpoint, or made on the mesh -----------------------------
+        # ---- State: restored from the newest good checkpoint, or made on the mesh while the step is compiled --
         checkpoints = open_checkpoints(experiment, place)
         during.enter_context(written_on_error(checkpoints, processes, watchdog.begins))
-        begins = start(experiment, checkpoints)
+        restored = newest(experiment, checkpoints)
+        compiled = compiling(experiment, during.enter_context(ThreadPoolExecutor(1, "compile")))
+        begins = start(experiment, restored)
         best = BestEvaluation(config.task, config.early_stopping, begins.best)
         first_step, ended = begins.step, best.ended
         unfinished = begins.step < experiment.total_steps and not ended
@@ -93,9 +98,7 @@ def train(
         if primary:
             for warning in warnings:
                 say_warning(warning)
-
-        # ---- Step: compiled once for each size of images, and checked against the plan ------------------------
-        step = compile_step(experiment, begins.state, ledger)
+        step = compiled(begins.state, ledger)
 
         # ---- What a person sees, and what is written ----------------------------------------------------------
         if primary:

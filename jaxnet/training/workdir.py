@@ -11,7 +11,9 @@ from jaxnet.comm import AUTO, named_strategy, platform_of
 from jaxnet.config.keys import default_values, differences, flatten, in_todays_keys
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError
+from jaxnet.files import read_object
 from jaxnet.object_storage.mirror import Mirror, mirror_of, send_profile
+from jaxnet.object_storage.reading import fetched_files
 from jaxnet.object_storage.store import remote_url
 from jaxnet.training.compile_cache import beside, compile_cache
 from jaxnet.training.display import say_warning
@@ -22,6 +24,7 @@ from jaxnet.training.records import make_workdir, read_settings, writing
 Broadcast = Callable[[Callable[[], Any]], Any]
 Fence = Callable[[], None]
 EXPRESSION = "strategy.expression"  # in config.json beside the keys of the config
+CHOICE = "strategy.choice"  # likewise: what strategy=auto is, and why
 _LOOK_SECONDS = 10.0  # between two questions whether all is uploaded
 
 
@@ -134,7 +137,8 @@ def refuse_changes(saved: Path, config: Config, workdir: str, platform: str, *, 
     if allowed or not saved.exists():
         return
     settings = in_todays_keys(read_settings(saved))
-    settings.pop(EXPRESSION, None)
+    for key in (EXPRESSION, CHOICE):
+        settings.pop(key, None)
     if config.strategy == AUTO and settings.get("strategy") == named_strategy(AUTO, platform=platform).name:
         settings["strategy"] = AUTO
     changed = differences(settings, flatten(config), default_values(config))
@@ -143,6 +147,14 @@ def refuse_changes(saved: Path, config: Config, workdir: str, platform: str, *, 
             f"{workdir} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
             "--allow-config-change to continue it with this one"
         )
+
+
+def last_choice(workdir: str | Path) -> Any:
+    """What strategy=auto was in the run's last attempt, as JSON; None if that is not known."""
+    try:
+        return read_object(fetched_files(workdir, "config.json") / "config.json").get(CHOICE)
+    except (InputError, OSError, ValueError):  # there was none, or whatever is wrong is told when it is opened
+        return None
 
 
 @contextlib.contextmanager

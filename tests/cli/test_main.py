@@ -68,7 +68,7 @@ def test_a_copy_that_is_not_installed_has_no_version(capsys, monkeypatch):
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("jaxnet.cli.main.version", missing)
+    monkeypatch.setattr("importlib.metadata.version", missing)
     assert status_of(["--version"]) == 2
     assert capsys.readouterr().err.startswith("error: jaxnet is not installed, so it has no version: install it")
 

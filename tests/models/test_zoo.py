@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxnet.models import ZOO
+from jaxnet.models import ZOO, abstract_variables, from_linen
 from jaxnet.models.layers import scaled
+from jaxnet.models.zoo import count_flops
 
 every_network = pytest.mark.parametrize("name", ZOO)
 
@@ -30,6 +31,16 @@ def test_parameters_are_those_of_the_source(name):
     params, logits = abstract(entry, entry.image, num_classes=entry.classes)
     assert count(params) == entry.parameters
     assert (logits.shape, logits.dtype) == ((2, entry.classes), jnp.float32)
+
+
+@every_network
+def test_operations_are_those_that_are_counted(name):
+    entry = ZOO[name]
+    model = from_linen(entry.build(num_classes=entry.classes))
+    images = jax.ShapeDtypeStruct((1, *entry.image), "float32")
+    params, stats = abstract_variables(model, images)
+    flops = count_flops(lambda *given: model.apply(*given, train=False, keys=None), params, stats, images)
+    assert flops == entry.flops
 
 
 @every_network

@@ -24,6 +24,7 @@ from support.training_runs import (
     FOUR,
     ONE,
     TWO,
+    Place,
     arrays,
     await_path,
     finish,
@@ -65,6 +66,25 @@ def test_the_loss_curve_is_the_same_every_way(run, way):
     got, reference = losses(run(*way)), losses(run(ONE))
     np.testing.assert_allclose(got[:10], reference[:10], rtol=1e-5)
     np.testing.assert_allclose(got, reference, rtol=1e-3)
+
+
+def test_what_auto_has_chosen_is_kept(tmp_path):
+    """Two processes of two devices measure their link once, and go on as they began, whatever it would say now."""
+    finish(tmp_path, Place(2, 2), "epochs=0.1")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings["strategy"] == "auto"
+    chosen = settings["strategy.choice"]["strategy"]
+    assert chosen in ("ddp", "hierarchical")
+    assert summary(tmp_path)["strategy"] == chosen
+    assert "over this link" in settings["strategy.choice"]["why"]
+
+    other = {"ddp": "hierarchical", "hierarchical": "ddp"}[chosen]
+    settings["strategy.choice"] |= {"strategy": other, "why": "as before"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    program = finish(tmp_path, Place(2, 2), "epochs=0.2", "--allow-config-change")
+    assert summary(tmp_path)["strategy"] == other
+    assert any("chosen by auto: as before" in line for line in program.out)
+    assert json.loads((tmp_path / "config.json").read_text())["strategy.choice"] == settings["strategy.choice"]
 
 
 @EVERY_WAY

@@ -53,7 +53,7 @@ def test_the_network_takes_the_images_and_gives_a_thousand_logits(config):
         check_fit(config, mesh, source)
         model = as_model(config.model)
         inputs = model_inputs(config.task, example_shapes(source))
-        check_model(config, "shard_map", model, abstract_variables(model, inputs), source, inputs)
+        check_model(config, model, abstract_variables(model, inputs), source, inputs)
 
 
 def test_training_shapes_fit_every_size_and_heads_are_as_wide_as_logits(config):

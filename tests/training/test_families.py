@@ -21,7 +21,7 @@ def test_a_recipe_fits_its_network(model):
     check_config(config)
     model, source = as_model(config.model), SOURCE.load("train")
     inputs = model_inputs(config.task, example_shapes(source))
-    check_model(config, "shard_map", model, abstract_variables(model, inputs), source, inputs)
+    check_model(config, model, abstract_variables(model, inputs), source, inputs)
 
 
 def test_every_kind_of_network_has_a_recipe():

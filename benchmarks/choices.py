@@ -1,0 +1,178 @@
+"""What the default strategy chooses, beside the strategies that it could have chosen: the table of docs/results.md.
+
+    python -m benchmarks.choices --out choices.jsonl [--model NAME] [--layout NAME] [--link NAME] [--strategy NAME]
+
+Each cell is one job: a model, on a layout of processes and devices, joined by a link. It times whole steps of all
+strategies in interleaved rounds. Cells that are in the file are not measured again, so the same command goes on after
+an interruption. Links of a rate need Linux and root, as `jaxnet lab` does. Run nothing beside it.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
+LINKS = ("loopback", "1gbit", "250mbit")
+STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "hierarchical:25MiB", "priority")
+_BUILT_IN = ("dense", "vgg", "resnet50")
+
+
+class Layout(NamedTuple):
+    """So many processes, a host each, with so many devices."""
+
+    processes: int
+    devices: int
+
+
+LAYOUTS = {
+    "1x1": Layout(1, 1),
+    "1x8": Layout(1, 8),
+    "2x1": Layout(2, 1),
+    "2x2": Layout(2, 2),
+    "4x1": Layout(4, 1),
+}
+
+
+class Cell(NamedTuple):
+    """A model on a layout, joined by a link."""
+
+    model: str
+    layout: str
+    link: str
+
+    @property
+    def name(self) -> str:
+        """Of a row of the file."""
+        return " ".join(self)
+
+
+def cells(models: Sequence[str], layouts: Sequence[str], links: Sequence[str]) -> Iterator[Cell]:
+    """All of them; one process has no link but its own memory."""
+    for model, layout, link in itertools.product(models, layouts, links):
+        if LAYOUTS[layout].processes > 1 or link == "loopback":
+            yield Cell(model, layout, link)
+
+
+# ---- In a job: time the steps ---------------------------------------------------------------------------
+
+
+def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> None:
+    """Time all strategies; process 0 prints a line of JSON."""
+    import jax
+
+    from jaxnet.cluster.start import start
+    from jaxnet.comm import MiB, make_mesh
+    from jaxnet.config.file import load_config
+    from jaxnet.cost.choice import choose
+    from jaxnet.cost.rounds import seconds_a_step, warm_up
+    from jaxnet.cost.step_bench import labelled_strategy
+    from jaxnet.cost.steps import full_step
+    from jaxnet.cost.workloads import named_workload
+    from jaxnet.training.prepare import workload_of
+
+    start()
+    mesh = make_mesh()
+    if model in _BUILT_IN:
+        workload = named_workload(model, mesh)
+    else:
+        workload = workload_of(model, load_config(ROOT / f"configs/{model}.py"), mesh)
+    choice = choose(mesh, sum(leaf.size * leaf.dtype.itemsize for leaf in workload.shapes))
+    chosen = f"{choice.strategy}:{(choice.bucket_bytes or 0) // MiB}MiB"
+    tasks = {name: full_step(workload, labelled_strategy(name)) for name in dict.fromkeys([*strategies, chosen])}
+    for task in tasks.values():
+        warm_up(task)
+    slowest = max(seconds_a_step(task, 2) for task in tasks.values())
+    steps = max(2, min(30, round(seconds / slowest)))
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for number in range(rounds):
+        for name in reversed(list(tasks)) if number % 2 else tasks:
+            times[name].append(1e3 * seconds_a_step(tasks[name], steps))
+    if jax.process_index() == 0:
+        print("RESULT " + json.dumps({"choice": chosen, "why": choice.why, "steps": steps, "ms": times}))
+
+
+# ---- Around the jobs ------------------------------------------------------------------------------------
+
+
+def measured(cell: Cell, strategies: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
+    """The row of a cell."""
+    layout, jaxnet = LAYOUTS[cell.layout], [sys.executable, "-m", "jaxnet"]
+    devices = ["--devices-per-process", str(layout.devices)]
+    if cell.link == "loopback":
+        launch = ["launch", "local", "--processes", str(layout.processes), *devices]
+    else:
+        own_core = ["--cpus-per-host", "1"] if layout.processes == 2 else []
+        launch = ["lab", "--hosts", str(layout.processes), "--rate", cell.link, *devices, *own_core]
+    given = [part for strategy in strategies for part in ("--strategy", strategy)]
+    worker = [sys.executable, "-m", "benchmarks.choices", "--work", cell.model, *given]
+    command = [*jaxnet, *launch, "--", *worker, "--rounds", str(rounds), "--seconds", str(seconds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    for line in done.stdout.splitlines():
+        _, found, result = line.partition("RESULT ")
+        if found:
+            return {"cell": cell.name, **json.loads(result)}
+    raise SystemExit(f"{cell.name}: no result\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The rows in Markdown: ms a step, medians over rounds; `auto` over the best and over `xla`."""
+    yield "| model, layout, link | `auto` is | ms | best of all | ms | `xla` | `hierarchical:25MiB` | over best | over xla |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        ms = {name: statistics.median(times) for name, times in row["ms"].items()}
+        best, own = min(ms, key=ms.__getitem__), ms[row["choice"]]
+        before = f"{ms['hierarchical:25MiB']:.1f}" if "hierarchical:25MiB" in ms else ""
+        yield (
+            f"| {row['cell']} | `{row['choice']}` | {own:.1f} | `{best}` | {ms[best]:.1f} | {ms['xla']:.1f} | {before} "
+            f"| {own / ms[best]:.2f} | {own / ms['xla']:.2f} |"
+        )
+
+
+def of_cell(cell: Cell, strategies: Sequence[str]) -> list[str]:
+    """Those that differ there: messages cross the end of a step between processes of one device each alone."""
+    layout = LAYOUTS[cell.layout]
+    if layout == Layout(1, 1):
+        return ["xla"]
+    return [name for name in strategies if name != "priority" or (layout.devices == 1 and layout.processes > 1)]
+
+
+def main() -> None:
+    """Measure the cells that are asked for and not in the file yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--layout", action="append", choices=LAYOUTS)
+    parser.add_argument("--link", action="append", choices=LINKS)
+    parser.add_argument("--strategy", action="append")
+    parser.add_argument("--table", action="store_true", help="print the file as a table, and measure nothing")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of the slowest strategy in a round")
+    parser.add_argument("--work", metavar="MODEL", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    strategies = args.strategy or STRATEGIES
+    if args.work:
+        work(args.work, strategies, args.rounds, args.seconds)
+        return
+    rows = {}
+    if args.out.exists():
+        rows = {row["cell"]: row for row in map(json.loads, args.out.read_text().splitlines())}
+    if args.table:
+        print("\n".join(table(list(rows.values()))))
+        return
+    for cell in cells(args.model or MODELS, args.layout or list(LAYOUTS), args.link or LINKS):
+        if cell.name not in rows:
+            row = measured(cell, of_cell(cell, strategies), args.rounds, args.seconds)
+            with args.out.open("a") as file:
+                print(json.dumps(row), file=file)
+            print(list(table([row]))[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What `strategy=auto` is on a mesh: a rule, from the platform, the processes and the link, which is measured.
+
+| where | what | why |
+|---|---|---|
+| TPUs | `ddp` | one all-reduce takes the links of all dims of a slice at once |
+| GPUs | `hierarchical` | the network between hosts carries 1/devices of the bytes |
+| CPUs | one of them, with buckets of 4 MiB | of 25 MiB, too few messages travel beside backward |
+
+Where several processes have several CPU devices each, `hierarchical` sends less between processes, and `ddp` waits less
+often inside them. Which of the two matters more depends on the link: a message is summed both ways, and timed.
+"""
+
+from typing import NamedTuple
+
+from jax.sharding import Mesh
+
+from jaxnet.comm import AUTO, AXES, DEVICE, HOST, MiB, all_reduce, named_strategy, platform_of, scattered
+from jaxnet.cost.collectives import Transfer, measured_row
+from jaxnet.files import record_of
+
+_BUCKET = 4 * MiB
+_TIMES = 7
+
+# How either strategy sums a message.
+_WAYS = {
+    "ddp": Transfer("ddp", "all-reduce", reducer=lambda axes: all_reduce(*axes)),
+    "hierarchical": Transfer("hierarchical", "all-reduce", reducer=lambda _: scattered(DEVICE, all_reduce(HOST))),
+}
+
+
+class Choice(NamedTuple):
+    """The strategy that was chosen for a mesh.
+
+    Attributes:
+        mesh: for which: see `described`.
+        strategy: its name.
+        bucket_bytes: of its buckets; None: its own.
+        why: in words.
+    """
+
+    mesh: str
+    strategy: str
+    bucket_bytes: int | None
+    why: str
+
+
+def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
+    """The strategy for gradients of so many bytes in all. All processes call it: it sends messages if it `measures`.
+
+    >>> from jaxnet.comm import make_mesh
+    >>> choose(make_mesh(), 10**6).strategy
+    'hierarchical'
+    """
+    platform, where = platform_of(mesh), described(mesh)
+    if platform != "cpu":
+        name = named_strategy(AUTO, platform=platform).name
+        return Choice(where, name, None, f"as compiled for {platform.upper()}s it waits least for messages")
+    if not measures(mesh):
+        why = "buckets of 4 MiB travel beside backward" if mesh.devices.size > 1 else "on one device nothing travels"
+        return Choice(where, "hierarchical", _BUCKET, why)
+    size = min(_BUCKET, gradient_bytes)
+    times = {name: measured_row(mesh, AXES, way, size, _TIMES).min_us / 1e3 for name, way in _WAYS.items()}
+    best, other = sorted(times, key=times.__getitem__)
+    why = f"{size / 1e6:.1f} MB take {times[best]:.1f} ms over this link, by {other} {times[other]:.1f}"
+    return Choice(where, best, _BUCKET, why)
+
+
+def measures(mesh: Mesh) -> bool:
+    """Whether the choice depends on the link: between processes of several CPU devices each."""
+    return platform_of(mesh) == "cpu" and 1 < _processes(mesh) < mesh.devices.size
+
+
+def described(mesh: Mesh) -> str:
+    """Of a mesh, what a choice depends on.
+
+    >>> from jaxnet.comm import make_mesh
+    >>> described(make_mesh(2))
+    '2 x 4 cpu devices, 1 processes'
+    """
+    return f"{mesh.shape[HOST]} x {mesh.shape[DEVICE]} {platform_of(mesh)} devices, {_processes(mesh)} processes"
+
+
+def _processes(mesh: Mesh) -> int:
+    return len({device.process_index for device in mesh.devices.flat})
+
+
+def kept_for(mesh: Mesh, kept: object) -> Choice | None:
+    """A choice that was kept as JSON, if it is one for such a mesh and its strategy is still there."""
+    try:
+        choice = record_of(Choice, kept)
+        named_strategy(choice.strategy, choice.bucket_bytes)
+    except ValueError:
+        return None
+    sized = choice.bucket_bytes is None or choice.bucket_bytes > 0
+    return choice if sized and choice.mesh == described(mesh) else None

@@ -1,0 +1,90 @@
+"""`strategy=auto`: what is chosen where, and what is kept of it."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from jaxnet.comm import MiB, make_mesh
+from jaxnet.cost import choice
+from jaxnet.cost.accelerators import Cluster
+from jaxnet.cost.choice import choose, described, kept_for, measures
+
+GIVEN = {"mesh": "2 x 4 cpu devices, 1 processes", "strategy": "ddp", "bucket_bytes": 4 * MiB, "why": "tried"}
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_one_process_measures_nothing(hosts, monkeypatch):
+    monkeypatch.delattr(choice, "measured_row")
+    found = choose(make_mesh(hosts), 10**9)
+    assert (found.strategy, found.bucket_bytes) == ("hierarchical", 4 * MiB)
+    assert "4 MiB" in found.why
+
+
+def test_one_device_says_that_nothing_travels():
+    assert "nothing travels" in choose(make_mesh(1, jax.devices()[:1]), 10**6).why
+
+
+@pytest.mark.parametrize(("slower", "chosen"), [("ddp", "hierarchical"), ("hierarchical", "ddp")])
+def test_the_way_that_sums_sooner_is_chosen(slower, chosen, monkeypatch):
+    """Where it is measured, by both ways on the same message, of at most a bucket."""
+    sizes = []
+
+    def row(mesh, axes, way, size, times):
+        del mesh, axes, times
+        sizes.append(size)
+        return SimpleNamespace(min_us=10_000.0 if way.name == slower else 5_000.0)
+
+    monkeypatch.setattr(choice, "measured_row", row)
+    monkeypatch.setattr(choice, "measures", lambda mesh: True)
+    found = choose(make_mesh(2), 10**6)
+    assert (found.strategy, set(sizes)) == (chosen, {10**6})
+    assert found.why == f"1.0 MB take 5.0 ms over this link, by {slower} 10.0"
+    choose(make_mesh(2), 10**9)
+    assert max(sizes) == 4 * MiB
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_both_ways_sum_the_message(hosts):
+    """What is timed is right: else the time says nothing."""
+    for way in choice._WAYS.values():
+        row = choice.measured_row(make_mesh(hosts), choice.AXES, way, 4000, 2)
+        assert (row.wrong, row.size) == (0, 8)
+
+
+def test_kept_is_what_was_chosen_for_such_a_mesh():
+    mesh = make_mesh(2)
+    assert described(mesh) == GIVEN["mesh"]
+    kept = kept_for(mesh, GIVEN)
+    assert (kept.strategy, kept.bucket_bytes, kept.why) == ("ddp", 4 * MiB, "tried")
+    assert kept_for(mesh, choose(mesh, 10**6)._asdict()) == choose(mesh, 10**6)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        None,
+        [],
+        "ddp",
+        {},
+        {**GIVEN, "mesh": "4 x 2 cpu devices, 1 processes"},
+        {**GIVEN, "strategy": "no_such_strategy"},
+        {**GIVEN, "bucket_bytes": "4 MiB"},
+        {**GIVEN, "bucket_bytes": -1},
+        {**GIVEN, "strategy": "flat"},  # which has no buckets
+        {key: value for key, value in GIVEN.items() if key != "why"},
+    ],
+)
+def test_what_is_kept_otherwise_is_left_out(kept):
+    assert kept_for(make_mesh(2), kept) is None
+
+
+@pytest.mark.parametrize(("cluster", "strategy"), [("v5e:2x2", "ddp"), ("h100:2x2", "hierarchical")])
+def test_accelerators_are_chosen_for_by_their_compilers(cluster, strategy, monkeypatch):
+    monkeypatch.delattr(choice, "measured_row")
+    kind = Cluster.named(cluster).accelerator.platform
+    monkeypatch.setattr(choice, "platform_of", lambda mesh: kind)
+    assert not measures(make_mesh(2))
+    found = choose(make_mesh(2), 10**9)
+    assert (found.strategy, found.bucket_bytes) == (strategy, None)
+    assert kind.upper() in found.why
