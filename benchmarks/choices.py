@@ -123,7 +123,7 @@ def measured(cell: Cell, strategies: Sequence[str], rounds: int, seconds: float)
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The rows in Markdown: ms a step, medians over rounds; `auto` over the best and over `xla`."""
-    yield "| model, layout, link | `auto` is | ms | best of all | ms | `xla` | `hierarchical:25MiB` | over best | over xla |"
+    yield "| model, layout, link | `auto` is | ms | best | ms | `xla` | `hierarchical:25MiB` | over best | over xla |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         ms = {name: statistics.median(times) for name, times in row["ms"].items()}
