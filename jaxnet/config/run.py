@@ -144,7 +144,8 @@ class Config:
         batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
             mean), of each host ('host'), or the whole ('global').
         strategy: how gradients travel: a name (`jaxnet strategies` lists them, and what 'NAME:key=value' can set), or a
-            `comm.Strategy` of your own. 'auto' is 'ddp' on TPUs and 'hierarchical' elsewhere.
+            `comm.Strategy` of your own. 'auto' is 'ddp' or 'hierarchical', by the platform and, between
+            processes of several CPU devices, by what a message takes; a run says which, and why.
         bucket_bytes: instead of the size of a named strategy's buckets.
         mode: 'auto' is 'jit' for strategy 'xla', 'pieces' for 'priority' across CPU hosts of a device each, 'shard_map'
             for all others; 'pmap' for comparison; 'pieces' makes several programs of a step, which is the fastest

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxnet.models.alexnet import AlexNet, AlexNet2012
 from jaxnet.models.cnn import Cifar10
@@ -175,3 +175,48 @@ def _inner(params: dict[str, Any]) -> list[Jaxpr]:
     values = jax.tree.leaves(list(params.values()), is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr))
     found = [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values]
     return [value for value in found if isinstance(value, Jaxpr)]
+
+
+def parameter_flops(function: Callable[..., Any], params: Any, *arguments: Any) -> list[int]:
+    """How much of `count_flops(function, params, *arguments)` each leaf of `params` is a factor in.
+
+    In a layer's forward pass its kernel is. What no leaf is a factor in, such as attention's own products, is left out.
+
+    >>> import jax.numpy as jnp
+    >>> image, kernels = jax.ShapeDtypeStruct((5, 3), "float32"), {"w": jax.ShapeDtypeStruct((3, 7), "float32")}
+    >>> parameter_flops(lambda params, image: image @ params["w"], kernels, image)
+    [210]
+    """
+    jaxpr = jax.make_jaxpr(function)(params, *arguments).jaxpr
+    found = [0] * len(jax.tree.leaves(params))
+    _attribute(jaxpr, dict(zip(jaxpr.invars, range(len(found)), strict=False)), found)
+    return found
+
+
+_SAME_VALUES = (
+    *("reshape", "transpose", "convert_element_type", "squeeze", "broadcast_in_dim", "slice"),
+    *("copy", "optimization_barrier"),
+)
+
+
+def _attribute(jaxpr: Jaxpr, leaf_of: dict[Any, int], found: list[int]) -> list[int | None]:
+    """Add up in `found` the operations with a leaf as a factor; returns which leaf each result is, if it is one."""
+    for equation in jaxpr.eqns:
+        given = [None if isinstance(each, Literal) else leaf_of.get(each) for each in equation.invars]
+        leaves = [leaf for leaf in given if leaf is not None]
+        results: list[int | None] = []
+        if equation.primitive.name in ("conv_general_dilated", "dot_general"):
+            for leaf in leaves[:1]:
+                found[leaf] += _flops(equation)
+        elif equation.primitive.name in _SAME_VALUES:
+            results = given[:1]
+        elif equation.primitive.name != "cond" and len(inner := _inner(equation.params)) == 1:
+            same = len(inner[0].invars) == len(given)
+            own = zip(inner[0].invars, given, strict=True) if same else ()
+            results = _attribute(inner[0], {var: leaf for var, leaf in own if leaf is not None}, found)
+        elif equation.primitive.name == "cond":  # the same product in the form that each platform takes
+            branch = _inner(equation.params)[0]
+            own = zip(branch.invars, given[1:], strict=True)
+            results = _attribute(branch, {var: leaf for var, leaf in own if leaf is not None}, found)
+        leaf_of.update({var: leaf for var, leaf in zip(equation.outvars, results, strict=False) if leaf is not None})
+    return [None if isinstance(each, Literal) else leaf_of.get(each) for each in jaxpr.outvars]

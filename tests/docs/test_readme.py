@@ -84,7 +84,7 @@ def check(words):
             check(started("jaxnet.operations.lab.run.run_lab", ["lab", *arguments]))
         case ["jaxnet", "train", *arguments] | ["python", "train.py", *arguments] | ["train.py", *arguments]:
             check_config(arguments)
-        case ["jaxnet", command, *_] if command in LOOKED_AT or words[1:] == ["models"]:  # that lists for a minute
+        case ["jaxnet", command, *_] if command in LOOKED_AT:
             check_options(words)
         case ["jaxnet", "plan" | "strategies", *_] if "--on" in words:  # tests/accelerators has the compilers
             check_options(words)

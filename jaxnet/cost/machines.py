@@ -1,0 +1,136 @@
+"""Machines by name, with the rates of their links: those of ACCELERATORS, and older ones on which papers measured.
+
+    v100-edr:4x8     four hosts of eight V100
+    h100:128x8       also the GPUs that `jaxnet plan --on` compiles for
+
+A link is what carries a message: `near` between the devices of a host, `far` between hosts. Rates are the makers'; what
+a collective reaches of them is `EFFICIENCY`, the same for all machines.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxnet.cost.accelerators import ACCELERATORS
+from jaxnet.errors import InputError
+
+Protocol = Literal["nvlink", "pcie", "rdma", "tcp"]
+
+EFFICIENCY: Mapping[Protocol, float] = {
+    "nvlink": 0.85,  # assumed: what large all-reduces of NCCL reach
+    "pcie": 0.75,  # assumed: packets, and devices that share a switch
+    "rdma": 0.85,  # assumed
+    "tcp": 0.57,  # Gloo's own benchmark: ring_chunked, 20 MB, 40 GbE, 4 nodes
+}
+LATENCY: Mapping[Protocol, float] = {
+    "nvlink": 3.4e-6,  # NCCL's tuner: a hop of a ring, protocol Simple
+    "pcie": 5.7e-6,  # likewise
+    "rdma": 14e-6,  # likewise, over the network
+    "tcp": 50e-6,  # assumed: the way through two kernels
+}
+_MOST_DEVICES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Link:
+    """What carries messages.
+
+    Attributes:
+        protocol: of it, by which efficiency and latency are known.
+        rate: bytes/s one way: of a device to those near it, or of a host to other hosts.
+    """
+
+    protocol: Protocol
+    rate: float
+
+    def seconds(self, bytes_: float, hops: int) -> float:
+        """From the first of so many bytes that leaves to the last that arrives, over so many hops one after another.
+
+        >>> round(1e3 * Link("rdma", 12.5e9).seconds(106.25e6, hops=2), 3)
+        10.028
+        """
+        return hops * LATENCY[self.protocol] + bytes_ / (EFFICIENCY[self.protocol] * self.rate)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hosts of one kind.
+
+    Attributes:
+        name: as users write it.
+        title: what it is.
+        devices: of a host.
+        near: between devices of a host.
+        far: between hosts; all devices of a host share it.
+        source: of the rates.
+    """
+
+    name: str
+    title: str
+    devices: int
+    near: Link
+    far: Link
+    source: str
+
+
+_GBIT = 1e9 / 8
+
+# NVLink of a P100 has 4 links of 20 GB/s, of a V100 6 of 25; PCIe 3.0 x16 has 15.75 GB/s.
+_OLDER = (
+    Machine("k80-fdr", "8 K80 boards of two GPUs, FDR InfiniBand", 16, Link("pcie", 15.75e9), Link("rdma", 56 * _GBIT),
+            "Cray CS-Storm, as S-Caffe (PPoPP 2017) had it"),
+    Machine("k80-10g", "4 K80 boards of two GPUs, 10 Gbit/s", 8, Link("pcie", 15.75e9), Link("tcp", 10 * _GBIT),
+            "EC2 p2.8xlarge; its network is an assumption"),
+    Machine("p100-dgx1", "8 P100, NVLink, 4 x EDR InfiniBand", 8, Link("nvlink", 80e9), Link("rdma", 400 * _GBIT),
+            "NVIDIA DGX-1"),
+    Machine("p100-50g", "8 P100, NVLink, 50 Gbit/s Ethernet", 8, Link("nvlink", 80e9), Link("tcp", 50 * _GBIT),
+            "Facebook Big Basin"),
+    Machine("pascal-25g", "4 Pascal GPUs, 25 Gbit/s RoCE", 4, Link("pcie", 15.75e9), Link("rdma", 25 * _GBIT),
+            "Horovod (2018)"),
+    Machine("pascal-25g-tcp", "4 Pascal GPUs, 25 Gbit/s TCP", 4, Link("pcie", 15.75e9), Link("tcp", 25 * _GBIT),
+            "Horovod (2018); that it is 25 Gbit/s is an assumption"),
+    Machine("v100-25g", "8 V100, NVLink, 25 Gbit/s Ethernet", 8, Link("nvlink", 150e9), Link("tcp", 25 * _GBIT),
+            "EC2 p3.16xlarge"),
+    Machine("v100-edr", "8 V100, NVLink, EDR InfiniBand", 8, Link("nvlink", 150e9), Link("rdma", 100 * _GBIT),
+            "DLPerf"),
+    Machine("v100x4-edr", "4 V100, NVLink, EDR InfiniBand", 4, Link("nvlink", 150e9), Link("rdma", 100 * _GBIT),
+            "Dell C4140"),
+    Machine("v100-pcie-40g", "8 V100, PCIe, 40 Gbit/s RoCE", 8, Link("pcie", 15.75e9), Link("rdma", 40 * _GBIT),
+            "horovod#416"),
+)  # fmt: skip
+
+MACHINES: dict[str, Machine] = {
+    **{each.name: each for each in _OLDER},
+    **{
+        each.name: Machine(
+            each.name, f"8 {each.title}", 8, Link("nvlink", each.near), Link("rdma", 8 * each.far), "the maker's sheets"
+        )
+        for each in ACCELERATORS.values()
+        if each.platform == "gpu"
+    },
+}
+
+
+def machine_named(text: str) -> tuple[Machine, int, int]:
+    """A machine, the number of hosts and that of the devices of each, from its name.
+
+    Raises:
+        InputError: there is no such machine, or its hosts have fewer devices.
+
+    >>> machine, hosts, devices = machine_named("v100-edr:4x8")
+    >>> machine.far.rate, hosts, devices
+    (12500000000.0, 4, 8)
+    """
+    match = re.fullmatch(r"([a-z0-9-]+):([0-9]{1,7})x([0-9]{1,3})", text, re.ASCII)
+    machine = MACHINES.get(match[1]) if match else None
+    if match is None or machine is None:
+        raise InputError(
+            f"--on {text}: wanted MACHINE:HOSTSxDEVICES, such as v100-edr:4x8; there are {', '.join(MACHINES)}"
+        )
+    hosts, devices = int(match[2]), int(match[3])
+    if not 1 <= devices <= machine.devices:
+        raise InputError(f"--on {text}: a host of {machine.name} has 1 to {machine.devices} devices, got {devices}")
+    if not 1 <= hosts * devices <= _MOST_DEVICES:
+        raise InputError(f"--on {text}: wanted 1 to {_MOST_DEVICES:,} devices, got {hosts * devices:,}")
+    return machine, hosts, devices

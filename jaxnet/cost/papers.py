@@ -1,0 +1,222 @@
+"""Published scaling tables, each beside what the simulation makes of its one-device row and the machine's links.
+
+The constants of `machines` and `simulation` are the same for all tables; none is fitted to any. Horovod's cycle sends
+every few milliseconds what is ready, which is nearer to buckets (`ddp`) than to the one message that `horovod` makes of
+a model below 128 MiB in a compiled program.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from jaxnet.comm import Strategy, named_strategy
+from jaxnet.cost.machines import MACHINES
+from jaxnet.cost.simulation import Layer, Work, simulated
+from jaxnet.models import abstract_variables, from_linen
+from jaxnet.models.zoo import ZOO, parameter_flops
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A published table.
+
+    Attributes:
+        name: as users write it.
+        title: what was measured.
+        source: where it was published.
+        machine: on which.
+        network: of the zoo, or 'bert_base'.
+        batch: examples of a device.
+        rate: examples a second of one device, from the same table unless `assumed` says otherwise.
+        rows: (devices, examples a second of all, or the efficiency if it is at most 1).
+        strategy: what the system did, by the nearest of ours.
+        dtype: of the gradients that travelled.
+        assumed: what is not in the source.
+    """
+
+    name: str
+    title: str
+    source: str
+    machine: str
+    network: str
+    batch: int
+    rate: float
+    rows: tuple[tuple[int, float], ...]
+    strategy: str = "ddp"
+    dtype: str = "float32"
+    assumed: str = ""
+
+
+_TF = "tensorflow/docs, performance/benchmarks.md (May 2017)"
+_DLPERF = "Oneflow-Inc/DLPerf, dlperf_benchmark_test_report_v1.md"
+_PR44 = "horovod pull request #44"
+_HOROVOD = "Sergeev and Del Balso, 2018 (Horovod)"
+_ONE_FROM_44 = "the one-device rate is that of horovod pull request #44, on the same kind of machine"
+
+
+def _dgx1(network: str, batch: int, rate: float, *rows: float, **more: str) -> Paper:
+    return Paper(
+        f"tf_dgx1_{network}_b{batch}", f"TensorFlow, DGX-1, {network}, batch {batch}", _TF, "p100-dgx1",
+        network, batch, rate, tuple(zip((2, 4, 8), rows, strict=True)), **more,
+    )  # fmt: skip
+
+
+def _dlperf(system: str, network: str, batch: int, rate: float, *rows: float, dtype: str = "float32") -> Paper:
+    half = dtype == "float16"
+    return Paper(
+        f"dlperf_{system}_{network}_{'amp' if half else 'fp32'}",
+        f"{system}, 4 x 8 V100, EDR, {network}, batch {batch}, {'mixed precision' if half else 'float32'}",
+        _DLPERF, "v100-edr", network, batch, rate, tuple(zip((8, 16, 32), rows, strict=True)), "ddp", dtype,
+        "gradients travel as float16" if half else "",
+    )  # fmt: skip
+
+
+def _pr44(network: str, rate: float, rdma: float, tcp: float) -> Iterator[Paper]:
+    for transport, machine, total in (("rdma", "pascal-25g", rdma), ("tcp", "pascal-25g-tcp", tcp)):
+        yield Paper(
+            f"horovod_44_{network}_{transport}", f"Horovod, 16 Pascal GPUs, {network}, {transport.upper()}", _PR44,
+            machine, network, 64, rate, ((16, total),), assumed="25 Gbit/s, four GPUs a host",
+        )  # fmt: skip
+
+
+_ALL = (
+    # ---- The systems that jaxnet reproduces
+    Paper("caffe2_57x", "Caffe2 with Gloo, 64 P100, ResNet-50", "Caffe2's announcement (April 2017)", "p100-50g",
+          "resnet50", 32, 219.0, ((64, 57 / 64),), "caffe2",
+          assumed="batch 32, and the one-device rate of a P100 in TensorFlow's table"),
+    Paper("mxnet_16_fp32", "MXNet, 16 V100, ResNet-50, float32", "published as 15.4x", "v100-25g",
+          "resnet50", 128, 392.24, ((16, 15.4 / 16),), "per_leaf",
+          assumed="EC2 p3.16xlarge, batch 128 and the one-device rate of MXNet in DLPerf"),
+    Paper("mxnet_16_fp16", "MXNet, 16 V100, ResNet-50, float16", "published as 13.8x", "v100-25g",
+          "resnet50", 256, 1393.87, ((16, 13.8 / 16),), "per_leaf", "float16",
+          "EC2 p3.16xlarge, batch 256 and the one-device rate of MXNet in DLPerf"),
+    Paper("caffe2_16_fp32", "Caffe2, 16 V100, ResNet-50, float32", "published as 14.8x", "v100-25g",
+          "resnet50", 128, 392.24, ((16, 14.8 / 16),), "caffe2",
+          assumed="EC2 p3.16xlarge, batch 128 and the one-device rate of MXNet in DLPerf"),
+    Paper("caffe2_16_fp16", "Caffe2, 16 V100, ResNet-50, float16", "published as 13.6x", "v100-25g",
+          "resnet50", 256, 1393.87, ((16, 13.6 / 16),), "caffe2", "float16",
+          "EC2 p3.16xlarge, batch 256 and the one-device rate of MXNet in DLPerf"),
+    Paper("ddl_256", "PowerAI DDL, 256 P100, ResNet-50", "Cho et al., 2017: 95 %", "p100-dgx1",
+          "resnet50", 32, 219.0, ((256, 0.95),), "hierarchical",
+          assumed="links of a DGX-1 (it was 4 P100 a host), batch 32, the one-device rate of TensorFlow's table"),
+    Paper("horovod_512_inception", "Horovod, 512 Pascal GPUs, Inception v3", _HOROVOD, "pascal-25g",
+          "inception_v3", 64, 134.4, ((512, 0.90),), assumed=_ONE_FROM_44),
+    Paper("horovod_512_resnet101", "Horovod, 512 Pascal GPUs, ResNet-101", _HOROVOD, "pascal-25g",
+          "resnet101", 64, 119.4, ((512, 0.90),), assumed=_ONE_FROM_44),
+    Paper("horovod_512_vgg16", "Horovod, 512 Pascal GPUs, VGG-16", _HOROVOD, "pascal-25g",
+          "vgg16", 64, 130.9, ((512, 0.68),), assumed=_ONE_FROM_44),
+    # ---- Tables with their own one-device row
+    *_pr44("inception_v3", 134.4, 2022.6, 1990.7),
+    *_pr44("resnet101", 119.4, 1746.2, 1685.1),
+    *_pr44("vgg16", 130.9, 1787.4, 1308.7),
+    _dgx1("alexnet", 512, 2987.0, 5658.0, 10509.0, 17822.0),
+    _dgx1("vgg16", 64, 154.0, 295.0, 584.0, 1081.0),
+    _dgx1("vgg16", 32, 144.0, 281.0, 549.0, 820.0),
+    _dgx1("resnet50", 64, 219.0, 422.0, 852.0, 1734.0, assumed="it had a parameter server on the CPU"),
+    _dgx1("resnet152", 64, 91.8, 181.0, 356.0, 716.0),
+    _dgx1("inception_v3", 64, 142.0, 284.0, 569.0, 1131.0),
+    _dlperf("oneflow", "resnet50", 128, 397.64, 3130.34, 6260.30, 12411.97),
+    _dlperf("mxnet", "resnet50", 128, 392.24, 3006.98, 5758.49, 11331.93),
+    _dlperf("tensorflow", "resnet50", 128, 362.44, 2721.98, 5099.42, 9514.64),
+    _dlperf("pytorch", "resnet50", 128, 367.29, 2887.65, 5716.79, 10917.09),
+    _dlperf("oneflow", "resnet50", 256, 1472.72, 10629.32, 17920.40, 33141.02, dtype="float16"),
+    _dlperf("mxnet", "resnet50", 256, 1393.87, 9621.31, 16219.03, 30713.68, dtype="float16"),
+    _dlperf("oneflow", "bert_base", 32, 152.89, 1105.55, 2015.78, 3689.80),
+    _dlperf("tensorflow", "bert_base", 32, 107.33, 790.03, 1404.04, 2727.90),
+    _dlperf("pytorch", "bert_base", 32, 119.60, 921.32, 1499.40, 2885.81),
+    _dlperf("oneflow", "bert_base", 64, 534.72, 3399.43, 5745.56, 9911.78, dtype="float16"),
+    _dlperf("tensorflow", "bert_base", 64, 422.53, 3112.73, 5050.86, 9409.20, dtype="float16"),
+    _dlperf("pytorch", "bert_base", 64, 444.51, 3251.7, 4936.92, 9331.72, dtype="float16"),
+    Paper("horovod_779", "Horovod, up to 128 V100, 25 Gbit/s, ResNet-50, mixed precision", "horovod#779", "v100-25g",
+          "resnet50", 256, 872.0, ((8, 6679.0), (16, 12828.0), (32, 23870.0), (64, 47195.0), (128, 89783.0)),
+          dtype="float16", assumed="batch 256, gradients travel as float16"),
+    Paper("horovod_416", "Horovod, 2 x 8 V100 PCIe, 40 Gbit/s RoCE, ResNet-101", "horovod#416", "v100-pcie-40g",
+          "resnet101", 64, 202.78, ((4, 650.92), (16, 2379.56))),
+    Paper("horovod_288", "Horovod, 2 x 4 V100, InfiniBand, ResNet-50, mixed precision", "horovod#288", "v100x4-edr",
+          "resnet50", 256, 641.0, ((4, 2380.0), (8, 4419.71)), dtype="float16",
+          assumed="EDR, batch 256, gradients travel as float16"),
+)  # fmt: skip
+PAPERS = {paper.name: paper for paper in _ALL}
+
+
+class Compared(NamedTuple):
+    """A row of a published table beside the simulation.
+
+    Attributes:
+        devices: in all.
+        published: the efficiency: examples a second over those of as many devices by themselves.
+        simulated: likewise.
+    """
+
+    devices: int
+    published: float
+    simulated: float
+
+    @property
+    def points(self) -> float:
+        """How many points of efficiency the simulation is too high."""
+        return 100 * (self.simulated - self.published)
+
+
+def compared(paper: Paper) -> list[Compared]:
+    """All rows of a table, simulated."""
+    machine, strategy = MACHINES[paper.machine], strategy_of(paper.strategy)
+    work = Work(paper.network, layers_of(paper.network), paper.batch, paper.rate, paper.dtype)
+    rows = []
+    for devices, figure in paper.rows:
+        inside = min(devices, machine.devices)
+        found = simulated(work, strategy, machine, devices // inside, inside)
+        published = figure if figure <= 1 else figure / (devices * paper.rate)
+        rows.append(Compared(devices, published, found.efficiency))
+    return rows
+
+
+def strategy_of(name: str) -> Strategy:
+    """A strategy as GPUs run it."""
+    return named_strategy(name, platform="gpu")
+
+
+@cache
+def layers_of(network: str) -> tuple[Layer, ...]:
+    """The parameters of a network of the zoo, with the operations that each is a factor in, as forward uses them."""
+    if network == "bert_base":
+        return _BERT
+    entry = ZOO[network]
+    model = from_linen(entry.build(num_classes=entry.classes))
+    images = jax.ShapeDtypeStruct((1, *entry.image), "float32")
+    params, stats = abstract_variables(model, images)
+    flops = parameter_flops(
+        lambda params, stats, images: model.apply(params, stats, images, train=False, keys=None), params, stats, images
+    )
+    made: list[str] = []
+
+    def init(key: jax.Array) -> tuple[()]:
+        # Here, because a dict that leaves a traced function is sorted by name.
+        made.extend(_path(path) for path in flatten_dict(model.init(key, jnp.zeros(images.shape)).params))
+        return ()
+
+    jax.eval_shape(init, jax.random.key(0))
+    found = {
+        _path(key.key for key in path): Layer(leaf.size, flop)
+        for (path, leaf), flop in zip(jax.tree.leaves_with_path(params), flops, strict=True)
+    }
+    return tuple(found[path] for path in made)
+
+
+def _path(names: Iterable[Any]) -> str:
+    return "/".join(map(str, names))
+
+
+# Devlin et al., 2019: 30,522 words of 768, twelve blocks of 12 x 768^2 weights with their biases, 128 positions at
+# once. The output's weights are those of the words, whose gradient is ready last.
+_BLOCK = 12 * 768 * 768 + 13 * 768
+_BERT = (
+    Layer(30_522 * 768 + 514 * 768, 0.0),
+    *(Layer(_BLOCK, 2.0 * 128 * _BLOCK) for _ in range(12)),
+    Layer(768 * 768 + 768, 2.0 * 128 * 30_522 * 768 * 0.15),
+)

@@ -1,0 +1,192 @@
+"""What a run would do on machines that are not here: a step as events, from the rate of one device.
+
+One device's step is measured, or published. On more devices the same computation takes as long, and messages travel
+beside it:
+
+1. Forward takes a third of the step. Backward takes the rest, each layer in proportion to its operations.
+2. A message may leave when backward has made all that is in it, and goes through its stages: those of the strategy's
+   plan, such as reduce-scatter in the host, all-reduce across, all-gather in the host.
+3. A link takes one stage at a time, in the order in which they come to it. So the stages of several messages overlap.
+4. The step ends with the last of computation and messages, and on all devices when the slowest of them is done: the
+   times of n devices vary, and the largest of n normal values is about `sqrt(2 ln n)` deviations above the mean.
+
+    near  | RS 0 | RS 1 | AG 0 | RS 2 | AG 1 |        | AG 2 |
+    far          |     AR 0    |     AR 1    |  AR 2  |
+
+What it leaves out: that messages slow computation down, input, checkpoints, failures.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxnet.comm import DEVICE, HOST, Collective, Reducer, Strategy, messages_of
+from jaxnet.cost.machines import Machine
+from jaxnet.errors import InputError
+
+FORWARD = 1 / 3  # of a step's computation: backward has two products for each of forward's
+DEVIATION = 0.01  # assumed: of the time that a device takes for a step, as a part of it
+
+
+class Layer(NamedTuple):
+    """Parameters that are ready together.
+
+    Attributes:
+        elements: of its parameters.
+        flops: of its forward pass, for one example.
+    """
+
+    elements: int
+    flops: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one device does in a step.
+
+    Attributes:
+        name: of the network.
+        layers: in the order of forward.
+        batch: examples of a device.
+        rate: examples a second of one device alone.
+        dtype: of the gradients that travel.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    batch: int
+    rate: float
+    dtype: str = "float32"
+
+    @property
+    def seconds(self) -> float:
+        """Of one device's step."""
+        return self.batch / self.rate
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all gradients."""
+        return sum(layer.elements for layer in self.layers) * jnp.dtype(self.dtype).itemsize
+
+
+class Simulated(NamedTuple):
+    """A step on so many devices.
+
+    Attributes:
+        devices: in all.
+        seconds: of the step.
+        exposed: of them, in which nothing is computed.
+        rate: examples a second of all.
+        efficiency: `rate` over that of as many devices by themselves.
+    """
+
+    devices: int
+    seconds: float
+    exposed: float
+    rate: float
+    efficiency: float
+
+
+def simulated(work: Work, strategy: Strategy, machine: Machine, hosts: int, devices: int) -> Simulated:
+    """A step on `hosts` of so many devices each.
+
+    Raises:
+        InputError: the strategy does not sum message by message.
+    """
+    count = hosts * devices
+    compute = work.seconds * (1 + DEVIATION * math.sqrt(2 * math.log(count)))
+    ends = 0.0 if count == 1 else _last_arrival(work, strategy, machine, {HOST: hosts, DEVICE: devices}, compute)
+    step = max(compute, ends)
+    rate = count * work.batch / step
+    return Simulated(count, step, step - compute, rate, rate / (count * work.rate))
+
+
+def _last_arrival(work: Work, strategy: Strategy, machine: Machine, sizes: dict[str, int], compute: float) -> float:
+    """Seconds from the step's begin to the last message's end."""
+    if not isinstance(strategy.reducer, Reducer) or strategy.reducer.message is None:
+        raise InputError(
+            f"strategy={strategy.label} is not simulated: it does not sum message by message; try ddp or hierarchical"
+        )
+    # 1. Backward makes the last layer's gradient first.
+    order = tuple(reversed(range(len(work.layers))))
+    shapes = [jax.ShapeDtypeStruct((layer.elements,), work.dtype) for layer in work.layers]
+    messages = messages_of(strategy.reducer, shapes, sizes, order)
+    ready = _ready(work, compute, at_end=strategy.schedule == "after")
+    # 2. Each message's stages, as what they take of which link.
+    stages, begins = [], []
+    for spec, bucket in zip(messages.specs, messages.buckets.buckets, strict=True):
+        collectives = messages.reducer.plan(spec, sizes).collectives
+        stages.append([stage(each, machine, sizes) for each in collectives if each.size > 1])
+        begins.append(max(ready[order[piece.leaf]] for piece in bucket.pieces))
+    return queued(begins, stages)
+
+
+def _ready(work: Work, compute: float, *, at_end: bool) -> list[float]:
+    """When each layer's gradient is there, in seconds from the step's begin."""
+    total = sum(layer.flops for layer in work.layers) or 1.0
+    ready, done = [0.0] * len(work.layers), FORWARD * compute
+    for index in reversed(range(len(work.layers))):
+        done += (1 - FORWARD) * compute * work.layers[index].flops / total
+        ready[index] = compute if at_end else done
+    return ready
+
+
+def stage(collective: Collective, machine: Machine, sizes: dict[str, int]) -> tuple[str, float]:
+    """Which link a collective takes, 'near' or 'far', and for how many seconds.
+
+    What all devices of a host send at once to other hosts shares the host's link. A collective over all devices is a
+    ring that leaves each host once.
+    """
+    hosts = sizes[HOST] if HOST in collective.axes else 1
+    devices = sizes[DEVICE] if DEVICE in collective.axes else 1
+    rounds = 2 if collective.kind == "all-reduce" else 1
+    inside = machine.near.seconds(collective.wire_bytes, rounds * (devices - 1)) if devices > 1 else 0.0
+    if hosts == 1:
+        return "near", inside
+    at_once = sizes[DEVICE] if devices == 1 else 1
+    hops = 1 if collective.kind == "collective-permute" else rounds * _hops(hosts)
+    return "far", max(inside, machine.far.seconds(at_once * collective.wire_bytes, hops))
+
+
+def _hops(hosts: int) -> int:
+    """One after another, to reach all: along a ring of few, or a tree of many."""
+    return min(hosts - 1, math.ceil(math.log2(hosts)))
+
+
+def queued(begins: Sequence[float], stages: Sequence[Sequence[tuple[str, float]]]) -> float:
+    """When the last stage of the last message ends: links take stages in the order in which they come.
+
+    Message 1 comes at 1 while message 0 is on the near link, and its second stage waits for the far one:
+
+    >>> queued([0, 1], [[("near", 2), ("far", 3)], [("near", 2), ("far", 3)]])
+    8
+    """
+    free: dict[str, float] = {}
+    coming = [(begin, index, 0) for index, begin in enumerate(begins)]
+    heapq.heapify(coming)
+    last = 0.0
+    while coming:
+        time, index, number = heapq.heappop(coming)
+        if number == len(stages[index]):
+            last = max(last, time)
+            continue
+        link, seconds = stages[index][number]
+        free[link] = max(time, free.get(link, 0.0)) + seconds
+        heapq.heappush(coming, (free[link], index, number + 1))
+    return last
+
+
+def grown(hosts: int, devices: int) -> list[tuple[int, int]]:
+    """Numbers of hosts and devices up to these, doubled: first inside a host.
+
+    >>> grown(4, 8)
+    [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8)]
+    """
+    inside = [1 << power for power in range(devices.bit_length()) if 1 << power < devices]
+    across = [1 << power for power in range(hosts.bit_length()) if 1 << power < hosts]
+    return [*((1, count) for count in inside), *((count, devices) for count in across), (hosts, devices)]

@@ -1,0 +1,198 @@
+"""Simulated steps: against closed forms and a slow plain simulator, and beside published tables."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxnet.cli.simulate import all_lines
+from jaxnet.comm import DEVICE, HOST, Collective, named_strategy
+from jaxnet.cost.machines import EFFICIENCY, LATENCY, MACHINES, Link, Machine, machine_named
+from jaxnet.cost.papers import PAPERS, compared, layers_of
+from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, queued, simulated, stage
+from jaxnet.errors import InputError
+from jaxnet.models import ZOO
+from support.programs import ROOT
+
+FAST = Machine("fast", "", 8, Link("nvlink", 1e30), Link("rdma", 1e30), "")
+SLOW = Machine("slow", "", 8, Link("pcie", 10e9), Link("tcp", 1e9), "")
+WORK = Work("net", tuple(Layer(1_000_000 * size, 1e9) for size in (1, 4, 2, 8)), batch=32, rate=320.0)
+NAMES = ["flat", "per_leaf", "ddp", "hierarchical", "blueconnect", "torus", "halving_doubling"]
+
+
+def test_one_device_is_what_was_measured():
+    found = simulated(WORK, named_strategy("ddp"), SLOW, 1, 1)
+    assert (found.seconds, found.exposed, found.rate, found.efficiency) == (0.1, 0.0, 320.0, 1.0)
+
+
+@pytest.mark.parametrize(("hosts", "devices"), [(1, 2), (2, 1), (2, 4), (4, 8)])
+def test_all_gradients_at_once_take_what_the_formula_says(hosts, devices):
+    """`flat` on links of known rates: a ring's bytes and hops, behind all of computation."""
+    count = hosts * devices
+    step = simulated(WORK, named_strategy("flat"), SLOW, hosts, devices)
+    compute = 0.1 * (1 + DEVIATION * math.sqrt(2 * math.log(count)))
+    sent = 2 * (count - 1) / count * WORK.gradient_bytes
+    near = sent / (EFFICIENCY["pcie"] * 10e9) + 2 * (devices - 1) * LATENCY["pcie"]
+    far = sent / (EFFICIENCY["tcp"] * 1e9) + 2 * math.ceil(math.log2(hosts)) * LATENCY["tcp"]
+    assert step.seconds == pytest.approx(compute + (near if hosts == 1 else far), rel=1e-6)
+    assert step.exposed == pytest.approx(step.seconds - compute)
+
+
+def test_the_network_between_hosts_is_shared():
+    """Eight devices of a host that each send a part to another host send the whole through its one link."""
+    part = Collective("all-reduce", (HOST,), 2, 1_000_000, "float32")
+    link, seconds = stage(part, SLOW, {HOST: 2, DEVICE: 8})
+    assert link == "far"
+    assert seconds == pytest.approx(2 * LATENCY["tcp"] + 8 * part.wire_bytes / (EFFICIENCY["tcp"] * 1e9))
+    whole = Collective("all-reduce", (HOST, DEVICE), 16, 8_000_000, "float32")
+    assert stage(whole, SLOW, {HOST: 2, DEVICE: 8})[1] == pytest.approx(seconds, rel=0.9)
+
+
+def test_backward_goes_from_the_last_layer_to_the_first():
+    """The last message has the first layer alone, and cannot leave before all of backward is done."""
+    first = dataclasses.replace(WORK, layers=(Layer(8_000_000, 0.0), Layer(1, 1e9)))
+    last = dataclasses.replace(WORK, layers=(Layer(1, 1e9), Layer(8_000_000, 0.0)))
+    ends = [simulated(work, named_strategy("per_leaf"), SLOW, 2, 1) for work in (first, last)]
+    alone = 32e6 / (EFFICIENCY["tcp"] * 1e9)
+    assert ends[0].exposed == pytest.approx(alone, rel=0.02)
+    compute = ends[1].seconds - ends[1].exposed
+    assert ends[1].seconds == pytest.approx(max(compute, FORWARD * compute + alone), rel=0.02)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("hosts", "devices"), [(1, 8), (4, 1), (4, 8), (64, 8)])
+def test_no_step_is_shorter_than_its_parts(name, hosts, devices):
+    strategy = named_strategy(name)
+    step, free = (simulated(WORK, strategy, machine, hosts, devices) for machine in (SLOW, FAST))
+    assert 0 < step.efficiency <= 1
+    assert step.seconds >= free.seconds >= WORK.seconds
+    if hosts > 1:  # no strategy sends less across than 2 (h-1)/h of the gradient, through one link
+        assert step.seconds >= 2 * (hosts - 1) / hosts * WORK.gradient_bytes / (EFFICIENCY["tcp"] * 1e9)
+
+
+def test_a_ring_and_stages_send_the_same_between_hosts():
+    """Both send each gradient through each host's link about twice."""
+    steps = [simulated(WORK, named_strategy(name), SLOW, 4, 8).seconds for name in ("ddp", "hierarchical")]
+    assert steps[0] == pytest.approx(steps[1], rel=0.3)
+
+
+@pytest.mark.parametrize("name", ["xla", "zero", "s_caffe_ob"])
+def test_what_does_not_sum_message_by_message_is_refused(name):
+    with pytest.raises(InputError, match=f"strategy={name} is not simulated"):
+        simulated(WORK, named_strategy(name), SLOW, 2, 2)
+
+
+# ---- Links take what comes first, one at a time ---------------------------------------------------------
+
+
+def stepped(begins, stages):
+    """The same, a tick at a time: whoever has waited longest, then the lowest number, gets a free link."""
+    at, since, left, held, time = [0] * len(begins), list(begins), {}, {}, 0
+    while any(at[index] < len(stages[index]) for index in range(len(begins))):
+        for index, (link, seconds) in enumerate(
+            stages[index][at[index]] if at[index] < len(stages[index]) else (None, 0) for index in range(len(begins))
+        ):
+            del seconds
+            if link is not None and held.get(link) == index and left[link] == 0:
+                at[index], since[index], held[link] = at[index] + 1, time, None
+        for link in ("near", "far"):
+            waiting = [
+                (since[index], index)
+                for index in range(len(begins))
+                if at[index] < len(stages[index]) and stages[index][at[index]][0] == link and since[index] <= time
+            ]
+            if held.get(link) is None and waiting:
+                held[link] = min(waiting)[1]
+                left[link] = stages[held[link]][at[held[link]]][1]
+        time += 1
+        for link, index in held.items():
+            if index is not None:
+                left[link] -= 1
+    return time - 1
+
+
+STAGES = st.lists(st.tuples(st.sampled_from(["near", "far"]), st.integers(1, 5)), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), STAGES), min_size=1, max_size=6))
+def test_queues_end_as_a_simulation_tick_by_tick(messages):
+    begins, stages = zip(*messages, strict=True)
+    assert queued(begins, stages) == stepped(begins, stages)
+
+
+def test_stages_of_several_messages_overlap():
+    three = [("near", 2), ("far", 2), ("near", 2)]
+    assert queued([0], [three]) == 6
+    assert queued([0, 0], [three] * 2) < 12
+
+
+# ---- Names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("v100", "wanted MACHINE:HOSTSxDEVICES"),
+        ("v1000:2x8", "there are k80-fdr"),
+        ("v100-edr:2x9", "1 to 8 devices, got 9"),
+        ("v100-edr:0x8", "wanted 1 to 1,048,576 devices, got 0"),
+        ("h100:9999999x8", "got 79,999,992"),
+    ],
+)
+def test_machines_that_are_none_are_refused(text, words):
+    with pytest.raises(InputError, match=r"^--on ") as caught:
+        machine_named(text)
+    assert words in str(caught.value)
+
+
+def test_sizes_are_doubled_up_to_what_was_asked_for():
+    assert grown(3, 8) == [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8)]
+    assert grown(1, 1) == [(1, 1)]
+
+
+def test_every_machine_has_a_source():
+    assert all(machine.source and machine.near.rate >= machine.far.rate / 16 for machine in MACHINES.values())
+
+
+# ---- Networks, and published tables ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "resnet18"])
+def test_layers_are_those_of_the_network(name):
+    layers = layers_of(name)
+    assert sum(layer.elements for layer in layers) == ZOO[name].parameters
+    assert sum(layer.flops for layer in layers) == ZOO[name].flops
+    assert layers[0].flops > 0  # the first layer is used first
+    assert layers[-1].elements in (1000, 1_024_000)  # the classifier, last
+
+
+def test_bert_has_its_parameters():
+    assert sum(layer.elements for layer in layers_of("bert_base")) == pytest.approx(110e6, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["horovod_44_vgg16_rdma", "horovod_44_vgg16_tcp", "dlperf_oneflow_resnet50_fp32"])
+def test_rows_are_found_from_one_device_and_the_links(name):
+    assert all(abs(row.points) < 5 for row in compared(PAPERS[name]))
+
+
+def test_published_efficiencies_are_those_of_the_rows():
+    row = compared(PAPERS["horovod_44_vgg16_tcp"])[0]
+    assert (row.devices, row.published) == (16, pytest.approx(1308.7 / 16 / 130.9))
+    assert compared(PAPERS["caffe2_57x"])[0].published == 57 / 64
+
+
+def test_every_table_says_what_is_not_in_its_source():
+    for paper in PAPERS.values():
+        assert paper.source
+        assert all(devices > 1 and figure > 0 for devices, figure in paper.rows)
+        if any(figure <= 1 for _, figure in paper.rows):
+            assert paper.assumed
+
+
+def test_the_page_has_what_is_found():
+    """docs/results_simulated.md holds the output of `jaxnet simulate --paper all`."""
+    rows = {name: compared(paper) for name, paper in PAPERS.items()}
+    page = (ROOT / "docs/results_simulated.md").read_text()
+    assert "\n".join(all_lines(list(PAPERS.values()), rows)) in page
