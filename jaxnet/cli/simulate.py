@@ -22,6 +22,7 @@ _EXAMPLES = """\
 examples:
   jaxnet simulate --model resnet50 --batch 128 --rate 397 --on v100-edr:4x8
   jaxnet simulate --model vgg16 --batch 64 --rate 2500 --on h100:128x8 --strategy hierarchical --json
+  jaxnet simulate --model resnet50 --batch 256 --rate 2500 --on h100:128x8 --examples 115e6 --failure-hours 20000
   jaxnet simulate --paper horovod_44_vgg16_tcp
   jaxnet simulate --paper all
 """
@@ -34,10 +35,18 @@ def add_simulate(commands: Commands) -> None:
     )
     parser.add_argument("--model", metavar="NAME", help="a network that `jaxnet models` lists")
     parser.add_argument("--batch", type=batch_size, metavar="N", help="examples of a device")
-    parser.add_argument("--rate", type=_rate, metavar="R", help="examples a second of one device alone, as measured")
+    parser.add_argument("--rate", type=_number, metavar="R", help="examples a second of one device alone, as measured")
     parser.add_argument("--on", metavar="MACHINE:HxD", help="hosts of a machine, with so many devices each")
     parser.add_argument("--strategy", default="hierarchical", metavar="NAME", help="default hierarchical")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"], help="of gradients")
+    parser.add_argument("--examples", type=_number, metavar="N", help="of the whole run: also hours and device-hours")
+    parser.add_argument(
+        "--failure-hours", type=_number, metavar="H", help="a host fails once in so many hours: also goodput"
+    )
+    parser.add_argument(
+        "--save-seconds", type=_number, default=10.0, metavar="S", help="training waits so long for a save; default 10"
+    )
+    parser.add_argument("--restart-seconds", type=_number, default=120.0, metavar="S", help="of a restart; default 120")
     parser.add_argument("--paper", metavar="NAME", help="a published table; 'all': how far off each is")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_simulate)
@@ -71,22 +80,52 @@ def _show_machine(args: argparse.Namespace) -> int:
     if args.model not in ZOO:
         raise InputError(f"--model {args.model}: there is no such network; {nearest(args.model)}")
     work = Work(args.model, layers_of(args.model), args.batch, args.rate, args.dtype)
-    found = [simulated(work, strategy, machine, *sizes) for sizes in grown(hosts, devices)]
+    sizes = grown(hosts, devices)
+    rows = [_row(args, simulated(work, strategy, machine, *each), each[0]) for each in sizes]
     if args.json:
         about = {"machine": machine.name, "source": machine.source, "strategy": args.strategy}
-        print(json.dumps({**about, "rows": [each._asdict() for each in found]}, indent=2))
+        print(json.dumps({**about, "rows": rows}, indent=2))
     else:
         print(f"{args.model}, batch {args.batch} a device, {args.strategy}, on {machine.title}: {machine.source}")
-        print("\n".join(_machine_lines(found)))
+        print("\n".join(_machine_lines(rows)))
     return 0
 
 
-def _machine_lines(found: "list[Simulated]") -> Iterator[str]:
-    yield f"{'devices':>8} {'ms a step':>10} {'exposed':>9} {'examples/s':>13} {'efficiency':>11}"
-    for each in found:
-        yield (
-            f"{each.devices:>8,} {1e3 * each.seconds:>10.2f} {1e3 * each.exposed:>9.2f} {each.rate:>13,.0f} "
-            f"{each.efficiency:>11.1%}"
+def _row(args: argparse.Namespace, found: "Simulated", hosts: int) -> dict[str, float]:
+    """A step on so many hosts; with the hours of the whole run, and what failures leave of them."""
+    from jaxnet.cost.simulation import upkeep
+
+    row: dict[str, float] = found._asdict()
+    goodput = 1.0
+    if args.failure_hours:
+        kept = upkeep(hosts, 3600 * args.failure_hours, args.save_seconds, args.restart_seconds)
+        goodput = kept.goodput
+        row |= {"save_every_seconds": kept.interval, "goodput": goodput}
+    if args.examples:
+        hours = args.examples / found.rate / goodput / 3600
+        row |= {"hours": hours, "device_hours": hours * found.devices}
+    return row
+
+
+_COLUMNS = {
+    "devices": ("devices", 8, "{:,.0f}"),
+    "seconds": ("s a step", 10, "{:.5f}"),
+    "exposed": ("exposed", 9, "{:.5f}"),
+    "rate": ("examples/s", 13, "{:,.0f}"),
+    "efficiency": ("efficiency", 11, "{:.1%}"),
+    "save_every_seconds": ("save every s", 13, "{:,.0f}"),
+    "goodput": ("goodput", 8, "{:.1%}"),
+    "hours": ("hours", 10, "{:,.2f}"),
+    "device_hours": ("device-hours", 13, "{:,.0f}"),
+}
+
+
+def _machine_lines(rows: list[dict[str, float]]) -> Iterator[str]:
+    shown = [_COLUMNS[name] for name in rows[0]]
+    yield " ".join(f"{title:>{width}}" for title, width, _ in shown)
+    for row in rows:
+        yield " ".join(
+            f"{text.format(value):>{width}}" for value, (_, width, text) in zip(row.values(), shown, strict=True)
         )
 
 
@@ -142,11 +181,11 @@ def all_lines(papers: "list[Paper]", rows: "dict[str, list[Compared]]") -> Itera
     yield f"{within} of {len(off)} rows within 5 points; median {statistics.median(off):.1f}, largest {off[-1]:.1f}"
 
 
-def _rate(text: str) -> float:
+def _number(text: str) -> float:
     try:
-        rate = float(text)
+        number = float(text)
     except ValueError:
-        rate = 0.0
-    if not 0 < rate < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0: examples a second")
-    return rate
+        number = 0.0
+    if not 0 < number < 1e18:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    return number

@@ -35,6 +35,16 @@ def test_json_has_the_numbers_of_the_table(capsys):
     }
 
 
+def test_hours_and_failures_are_columns(capsys):
+    run_of = ["--examples", "115e6", "--failure-hours", "1000"]
+    found = json.loads(printed(capsys, *GIVEN, *run_of, "--json"))["rows"]
+    assert found[0]["device_hours"] == pytest.approx(115e6 / 2987 / 3600 / found[0]["goodput"])
+    assert found[-1]["goodput"] < found[0]["goodput"] < 1
+    _, heads, *lines = printed(capsys, *GIVEN, *run_of).splitlines()
+    assert heads.split()[-3:] == ["goodput", "hours", "device-hours"]
+    assert all(len(line) == len(heads) for line in lines)
+
+
 def test_a_paper_stands_beside_the_simulation(capsys):
     lines = printed(capsys, "simulate", "--paper", "tf_dgx1_alexnet_b512").splitlines()
     assert lines[0].startswith("TensorFlow, DGX-1, alexnet, batch 512 (tensorflow/docs")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from jaxnet.cli.simulate import all_lines
 from jaxnet.comm import DEVICE, HOST, Collective, named_strategy
 from jaxnet.cost.machines import EFFICIENCY, LATENCY, MACHINES, Link, Machine, machine_named
 from jaxnet.cost.papers import PAPERS, compared, layers_of
-from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, queued, simulated, stage
+from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, queued, simulated, stage, upkeep
 from jaxnet.errors import InputError
 from jaxnet.models import ZOO
 from support.programs import ROOT
@@ -126,6 +127,36 @@ def test_stages_of_several_messages_overlap():
     three = [("near", 2), ("far", 2), ("near", 2)]
     assert queued([0], [three]) == 6
     assert queued([0, 0], [three] * 2) < 12
+
+
+# ---- Hosts that fail ------------------------------------------------------------------------------------
+
+
+def lived(mean, save, restart, interval, seed):
+    """The goodput of a run whose hosts fail at random times, interval by interval."""
+    draw = random.Random(seed)
+    done, time, failure = 0.0, 0.0, draw.expovariate(1 / mean)
+    while done < 400 * mean / 10:
+        if time + interval + save <= failure:
+            time, done = time + interval + save, done + interval
+        else:  # what was trained since the last save is lost
+            time = failure + restart
+            failure = time + draw.expovariate(1 / mean)
+    return done / time
+
+
+@pytest.mark.parametrize(("save", "restart"), [(1.0, 5.0), (10.0, 100.0)])
+def test_goodput_is_that_of_runs_that_fail_at_random(save, restart):
+    found = upkeep(hosts=10, between_failures=100_000.0, save=save, restart=restart)
+    lives = [lived(10_000.0, save, restart, found.interval, seed) for seed in range(20)]
+    assert found.goodput == pytest.approx(sum(lives) / 20, abs=0.005)
+
+
+@given(st.floats(1e4, 1e9), st.floats(0.1, 100), st.integers(1, 10_000))
+def test_no_other_interval_loses_less(between, save, hosts):
+    interval = upkeep(hosts, between, save, 60.0).interval
+    lost = lambda w: save / w + w / 2 / (between / hosts)  # noqa: E731
+    assert lost(interval) <= min(lost(interval * factor) for factor in (0.5, 0.9, 1.1, 2.0)) * (1 + 1e-9)
 
 
 # ---- Names ----------------------------------------------------------------------------------------------
