@@ -205,7 +205,7 @@ class Experiment:
             if source is not None:
                 check_rows(source)
         with strategys_code(self.config.strategy):
-            self.lowered  # noqa: B018 - it is kept
+            _ = self.lowered  # kept for whoever compiles it
         for evaluator in self._evaluators.values():
             evaluator.trace()
 
