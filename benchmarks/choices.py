@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.compiling import ROOT, read_rows
+from jaxnet.cost.shapes import SIZES
+
 MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
 LINKS = ("loopback", "1gbit", "250mbit")
 STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "hierarchical:25MiB", "priority")
-_BUILT_IN = ("dense", "vgg", "resnet50")
 
 
 class Layout(NamedTuple):
@@ -69,9 +70,10 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
 
     from jaxnet.cluster.start import start
     from jaxnet.comm import MiB, make_mesh
+    from jaxnet.config.check import bytes_of
     from jaxnet.config.file import load_config
     from jaxnet.cost.choice import choose
-    from jaxnet.cost.rounds import seconds_a_step, warm_up
+    from jaxnet.cost.rounds import interleave, seconds_a_step, warm_up
     from jaxnet.cost.step_bench import labelled_strategy
     from jaxnet.cost.steps import full_step
     from jaxnet.cost.workloads import named_workload
@@ -79,21 +81,18 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
 
     start()
     mesh = make_mesh()
-    if model in _BUILT_IN:
+    if model in SIZES:
         workload = named_workload(model, mesh)
     else:
         workload = workload_of(model, load_config(ROOT / f"configs/{model}.py"), mesh)
-    choice = choose(mesh, sum(leaf.size * leaf.dtype.itemsize for leaf in workload.shapes))
+    choice = choose(mesh, bytes_of(workload.params))
     chosen = f"{choice.strategy}:{(choice.bucket_bytes or 0) // MiB}MiB"
     tasks = {name: full_step(workload, labelled_strategy(name)) for name in dict.fromkeys([*strategies, chosen])}
     for task in tasks.values():
         warm_up(task)
     slowest = max(seconds_a_step(task, 2) for task in tasks.values())
     steps = max(2, min(30, round(seconds / slowest)))
-    times: dict[str, list[float]] = {name: [] for name in tasks}
-    for number in range(rounds):
-        for name in reversed(list(tasks)) if number % 2 else tasks:
-            times[name].append(1e3 * seconds_a_step(tasks[name], steps))
+    times = {name: [1e3 * each for each in found] for name, found in interleave(tasks, rounds, steps).items()}
     if jax.process_index() == 0:
         print("RESULT " + json.dumps({"choice": chosen, "why": choice.why, "steps": steps, "ms": times}))
 
@@ -160,9 +159,7 @@ def main() -> None:
     if args.work:
         work(args.work, strategies, args.rounds, args.seconds)
         return
-    rows = {}
-    if args.out.exists():
-        rows = {row["cell"]: row for row in map(json.loads, args.out.read_text().splitlines())}
+    rows = {row["cell"]: row for row in read_rows(args.out)}
     if args.table:
         print("\n".join(table(list(rows.values()))))
         return

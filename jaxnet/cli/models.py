@@ -89,36 +89,18 @@ def _counted(entry: "Entry") -> dict[str, int]:
     """What a row says of the network itself, which takes up to a second to trace."""
     import jax
 
-    from jaxnet.models import abstract_variables, from_linen
     from jaxnet.models.zoo import count_flops
 
-    model = from_linen(entry.build(num_classes=entry.classes))
-    images = jax.ShapeDtypeStruct((1, *entry.image), "float32")
-    params, stats = abstract_variables(model, images)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    flops = count_flops(lambda *given: model.apply(*given, train=False, keys=None), params, stats, images)
-    return {"parameters": count, "gradient_bytes": 4 * count, "flops": flops}
+    function, shapes = entry.forward()
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes[0]))
+    return {"parameters": count, "gradient_bytes": 4 * count, "flops": count_flops(function, *shapes)}
 
 
 def _layers(entry: "Entry") -> list[dict[str, Any]]:
     """Each array of parameters, in order of use."""
-    import jax
-    from flax.traverse_util import flatten_dict
-
-    from jaxnet.models import from_linen
-
-    model = from_linen(entry.build(num_classes=entry.classes))
-    paths: list[str] = []
-
-    def init(key: jax.Array, images: jax.Array) -> list[jax.Array]:
-        flat = flatten_dict(model.init(key, images).params, sep="/")
-        paths.extend(flat)  # here, because a dict that leaves a traced function is sorted by name
-        return list(flat.values())
-
-    shapes = jax.eval_shape(init, jax.random.key(0), jax.ShapeDtypeStruct((1, *entry.image), "float32"))
     return [
         {"path": path, "shape": list(leaf.shape), "parameters": math.prod(leaf.shape)}
-        for path, leaf in zip(paths, shapes, strict=True)
+        for path, leaf in entry.parameter_shapes().items()
     ]
 
 

@@ -5,19 +5,16 @@ every few milliseconds what is ready, which is nearer to buckets (`ddp`) than to
 a model below 128 MiB in a compiled program.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from jaxnet.comm import Strategy, named_strategy
+from jaxnet.comm import named_strategy
 from jaxnet.cost.machines import MACHINES
 from jaxnet.cost.simulation import Layer, Work, simulated
-from jaxnet.models import abstract_variables, from_linen
 from jaxnet.models.zoo import ZOO, parameter_flops
 
 
@@ -165,7 +162,7 @@ class Compared(NamedTuple):
 
 def compared(paper: Paper) -> list[Compared]:
     """All rows of a table, simulated."""
-    machine, strategy = MACHINES[paper.machine], strategy_of(paper.strategy)
+    machine, strategy = MACHINES[paper.machine], named_strategy(paper.strategy, platform="gpu")
     work = Work(paper.network, layers_of(paper.network), paper.batch, paper.rate, paper.dtype)
     rows = []
     for devices, figure in paper.rows:
@@ -176,40 +173,15 @@ def compared(paper: Paper) -> list[Compared]:
     return rows
 
 
-def strategy_of(name: str) -> Strategy:
-    """A strategy as GPUs run it."""
-    return named_strategy(name, platform="gpu")
-
-
 @cache
 def layers_of(network: str) -> tuple[Layer, ...]:
     """The parameters of a network of the zoo, with the operations that each is a factor in, as forward uses them."""
     if network == "bert_base":
         return _BERT
     entry = ZOO[network]
-    model = from_linen(entry.build(num_classes=entry.classes))
-    images = jax.ShapeDtypeStruct((1, *entry.image), "float32")
-    params, stats = abstract_variables(model, images)
-    flops = parameter_flops(
-        lambda params, stats, images: model.apply(params, stats, images, train=False, keys=None), params, stats, images
-    )
-    made: list[str] = []
-
-    def init(key: jax.Array) -> tuple[()]:
-        # Here, because a dict that leaves a traced function is sorted by name.
-        made.extend(_path(path) for path in flatten_dict(model.init(key, jnp.zeros(images.shape)).params))
-        return ()
-
-    jax.eval_shape(init, jax.random.key(0))
-    found = {
-        _path(key.key for key in path): Layer(leaf.size, flop)
-        for (path, leaf), flop in zip(jax.tree.leaves_with_path(params), flops, strict=True)
-    }
-    return tuple(found[path] for path in made)
-
-
-def _path(names: Iterable[Any]) -> str:
-    return "/".join(map(str, names))
+    function, shapes = entry.forward()
+    flops = dict(zip(flatten_dict(shapes[0], sep="/"), parameter_flops(function, *shapes), strict=True))
+    return tuple(Layer(leaf.size, flops[path]) for path, leaf in entry.parameter_shapes().items())
 
 
 # Devlin et al., 2019: 30,522 words of 768, twelve blocks of 12 x 768^2 weights with their biases, 128 positions at

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+from flax.traverse_util import flatten_dict
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxnet.models.alexnet import AlexNet, AlexNet2012
@@ -15,6 +16,7 @@ from jaxnet.models.cnn import Cifar10
 from jaxnet.models.googlenet import GoogLeNet
 from jaxnet.models.inception_v3 import InceptionV3
 from jaxnet.models.lstm import LSTM
+from jaxnet.models.model import abstract_variables, from_linen
 from jaxnet.models.nin import NetworkInNetwork
 from jaxnet.models.resnet import (
     cifar_resnet,
@@ -48,6 +50,30 @@ class Entry(NamedTuple):
     parameters: int
     flops: int
     source: str
+
+    def forward(self) -> tuple[Callable[..., Any], tuple[Any, Any, jax.ShapeDtypeStruct]]:
+        """Return the evaluated network as a function, and the shapes of what it takes for one example.
+
+        These are its parameters, its running averages and the image.
+        """
+        model = from_linen(self.build(num_classes=self.classes))
+        image = jax.ShapeDtypeStruct((1, *self.image), "float32")
+        params, stats = abstract_variables(model, image)
+        apply = lambda params, stats, image: model.apply(params, stats, image, train=False, keys=None)  # noqa: E731
+        return apply, (params, stats, image)
+
+    def parameter_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shape of each array of parameters by its path, in the order of their use."""
+        model = from_linen(self.build(num_classes=self.classes))
+        paths: list[str] = []
+
+        def init(key: jax.Array, image: jax.Array) -> list[jax.Array]:
+            flat = flatten_dict(model.init(key, image).params, sep="/")
+            paths.extend(flat)  # here, because a dict that leaves a traced function is sorted by name
+            return list(flat.values())
+
+        shapes = jax.eval_shape(init, jax.random.key(0), jax.ShapeDtypeStruct((1, *self.image), "float32"))
+        return dict(zip(paths, shapes, strict=True))
 
 
 def nearest(name: str) -> str:

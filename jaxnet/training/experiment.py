@@ -123,8 +123,7 @@ class Experiment:
 
     def compiled(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
         """The step, compiled for the mesh, with these compiler options besides its own."""
-        lowered: jax.stages.Lowered = self.step.lower(self.layout.shapes, self.batch_shapes)
-        return lowered.compile(compiler_options=options)
+        return self.lowered.compile(compiler_options=options)
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""
