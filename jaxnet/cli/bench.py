@@ -167,15 +167,7 @@ def _add_step(kinds: Commands) -> None:
         help="a strategy that `jaxnet strategies` lists; BYTES: its bucket size; +pieces: run the step as several "
         "programs, launched from two threads, one device a process; may be repeated, and ratios are to the first",
     )
-    parser.add_config(
-        "time the model and data of a Python file with get_config(), which is run, as the trainer trains it"
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
-    )
-    parser.add_argument(
-        "--batch", type=batch_size, metavar="N", help="examples on each host; default: the workload's own"
-    )
+    add_workload(parser)
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds; default 7")
     parser.add_argument(
         "--steps-per-round", type=positive, default=5, metavar="N", help="steps in each round; default 5"
@@ -190,10 +182,29 @@ def _add_step(kinds: Commands) -> None:
     parser.add_overrides()
 
 
+def add_workload(parser: Parser) -> None:
+    """Add the options that say what is timed."""
+    parser.add_config(
+        "time the model and data of a Python file with get_config(), which is run, as the trainer trains it"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
+    )
+    parser.add_argument(
+        "--batch", type=batch_size, metavar="N", help="examples on each host; default: the workload's own"
+    )
+
+
 def _subcommand(
     kinds: Commands, name: str, summary: str, description: str, run: Callable[[argparse.Namespace], int]
 ) -> Parser:
     parser = kinds.add_parser(name, help=summary, description=description, epilog=_BENCH_EXAMPLES)
+    run_in_job(parser, run)
+    return parser
+
+
+def run_in_job(parser: Parser, run: Callable[[argparse.Namespace], int]) -> None:
+    """Let a command be run by all processes of a job, or on emulated devices of one."""
     parser.add_argument(
         "--mesh",
         type=mesh_sizes,
@@ -201,11 +212,10 @@ def _subcommand(
         help="hosts x devices; one process emulates them on CPUs, others must have that many; with --config 2x4",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda args: _run_in_job(run, args))
-    return parser
+    parser.set_defaults(run=lambda args: _then_leave(run, args))
 
 
-def _run_in_job(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+def _then_leave(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     from jaxnet.cluster.start import leave
 
     exit_cleanly(lambda: run(args), leave, verbose=getattr(args, "verbose", False))
@@ -218,7 +228,7 @@ def run_collectives(args: argparse.Namespace) -> int:
 
     names = args.algorithm or list(TRANSFERS)
     transfers = [_choose("--algorithm", name, TRANSFERS) for name in names]
-    mesh = _start(args)
+    mesh = start_mesh(args)
     axes = {"+".join(over): over for over in communicating_axes(mesh)}
     chosen = [_choose("--axis", name, axes) for name in args.axis or axes]
     if (needed := max(args.bytes) * len(mesh.local_devices)) > memory_bytes():
@@ -229,9 +239,9 @@ def run_collectives(args: argparse.Namespace) -> int:
     rows, peaks = measure_collectives(mesh, args.bytes, chosen, transfers, args.iterations)
     if args.json:
         found = {"mesh": dict(mesh.shape), "peaks": peaks, "rows": [vars(row) for row in rows]}
-        _print(json.dumps(found, indent=2))
+        print_once(json.dumps(found, indent=2))
     else:
-        _print(collectives_text(rows, peaks, mesh.shape))
+        print_once(collectives_text(rows, peaks, mesh.shape))
     return int(any(row.wrong for row in rows))
 
 
@@ -247,18 +257,18 @@ def run_step(args: argparse.Namespace) -> int:
         check_trace(args.trace)
     for label in args.strategy:  # before anything is started
         labelled_strategy(label, args.bucket_bytes)
-    _check_workload(args)
-    mesh = _start(args)
+    check_workload(args)
+    mesh = start_mesh(args)
     platform = platform_of(mesh)
     strategies = {label: labelled_strategy(label, args.bucket_bytes, platform) for label in args.strategy}
-    report = bench_steps(_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
-    _print(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
+    report = bench_steps(asked_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
+    print_once(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.plot and _prints():
         plot_steps(report, args.plot)
     return 0
 
 
-def _check_workload(args: argparse.Namespace) -> None:
+def check_workload(args: argparse.Namespace) -> None:
     """Refuse, before anything is started, what cannot be timed."""
     from jaxnet.cost.shapes import SIZES
 
@@ -270,7 +280,7 @@ def _check_workload(args: argparse.Namespace) -> None:
         raise InputError("--config has a model and a batch of its own: leave --model out, and set batch_size=N")
 
 
-def _workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
+def asked_workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
     """The built-in workload, or that of the config."""
     from jaxnet.cost.workloads import named_workload
 
@@ -284,7 +294,7 @@ def _workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
     return workload_of(Path(args.config).stem, config, mesh)
 
 
-def _start(args: argparse.Namespace) -> "Mesh":
+def start_mesh(args: argparse.Namespace) -> "Mesh":
     """Join the job, if there is one, and make the mesh."""
     import jax
 
@@ -323,7 +333,8 @@ def _prints() -> bool:
     return jax.process_index() == 0
 
 
-def _print(text: str) -> None:
+def print_once(text: str) -> None:
+    """Print, on process 0 alone."""
     if _prints():
         print(text, flush=True)
 

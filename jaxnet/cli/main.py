@@ -24,6 +24,7 @@ examples:
   jaxnet predict runs/digits photos/
   jaxnet export runs/digits --out digits.stablehlo
   jaxnet bench step --mesh 2x4 --strategy xla --strategy hierarchical
+  jaxnet tune --config configs/digits.py --mesh 2x4
   jaxnet simulate --model resnet50 --batch 128 --rate 397 --on v100-edr:4x8
   jaxnet timeline runs/digits
   jaxnet report runs/digits
@@ -76,6 +77,7 @@ def run(argv: Sequence[str]) -> int:
     from jaxnet.cli.report import add_report, add_timeline
     from jaxnet.cli.simulate import add_simulate
     from jaxnet.cli.train import add_train
+    from jaxnet.cli.tune import add_tune
     from jaxnet.command_line import Parser
 
     parser = Parser(
@@ -87,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
     commands = parser.add_commands("COMMAND")
     for add_command in (
         *(add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
-        *(add_predict, add_export, add_bench, add_simulate, add_timeline, add_report, add_data),
+        *(add_predict, add_export, add_bench, add_tune, add_simulate, add_timeline, add_report, add_data),
     ):
         add_command(commands)
     args = parser.parse_args(argv)

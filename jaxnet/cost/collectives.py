@@ -296,6 +296,14 @@ def _best_rate(row: CollectiveRow) -> float:
 
 def measured_row(mesh: Mesh, axes: Axes, transfer: Transfer, size: int, iterations: int) -> CollectiveRow:
     """The line of one transfer of `size` bytes, without the peak: the same on all processes, which all call this."""
+    elements, times, wrong = measured_times(mesh, axes, transfer, size, iterations)
+    return make_row(transfer, axes, axes_size(axes, mesh.shape), elements, times, wrong)
+
+
+def measured_times(
+    mesh: Mesh, axes: Axes, transfer: Transfer, size: int, iterations: int
+) -> tuple[int, np.ndarray, int]:
+    """Elements, seconds [processes, iterations] and wrong elements of one transfer: the same on all processes."""
     program = make_program(transfer, axes, size, mesh)
     # Compiling takes each process another time, and some collectives do not wait long for the last.
     wait_for_all()
@@ -308,7 +316,7 @@ def measured_row(mesh: Mesh, axes: Axes, transfer: Transfer, size: int, iteratio
         if index >= 0:
             times[index] = time.perf_counter() - started
     seen = gathered(np.append(times, wrong))
-    return make_row(transfer, axes, axes_size(axes, mesh.shape), program.elements, seen[:, :-1], int(seen[:, -1].sum()))
+    return program.elements, seen[:, :-1], int(seen[:, -1].sum())
 
 
 def make_row(transfer: Transfer, axes: Axes, size: int, elements: int, times: np.ndarray, wrong: int) -> CollectiveRow:

@@ -27,7 +27,7 @@ def wait_for_all() -> None:
 
 Key = TypeVar("Key", bound=Hashable)
 
-_WARMUP_STEPS = 2
+WARMUP_STEPS = 2
 
 
 def seconds_a_step(task: TimedProgram, steps: int) -> float:
@@ -41,7 +41,7 @@ def seconds_a_step(task: TimedProgram, steps: int) -> float:
 def warm_up(task: TimedProgram) -> None:
     """Run what a first call costs more: connections, memory, caches."""
     wait_for_all()
-    task.run(_WARMUP_STEPS)
+    task.run(WARMUP_STEPS)
 
 
 def interleave(tasks: Mapping[Key, TimedProgram], rounds: int, steps: int) -> dict[Key, list[float]]:

@@ -16,8 +16,8 @@ beside it:
 What it leaves out: that messages slow computation down, input, checkpoints, failures.
 """
 
-import heapq
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from jaxnet.cost.machines import Machine
 from jaxnet.errors import InputError
 
 FORWARD = 1 / 3  # of a step's computation: backward has two products for each of forward's
+_INSTANT = 1e-12  # seconds: what is nearer happens at once
 DEVIATION = 0.01  # assumed: of the time that a device takes for a step, as a part of it
 
 
@@ -123,7 +124,7 @@ def _last_arrival(work: Work, strategy: Strategy, machine: Machine, sizes: dict[
         collectives = messages.reducer.plan(spec, sizes).collectives
         stages.append([stage(each, machine, sizes) for each in collectives if each.size > 1])
         begins.append(max(ready[order[piece.leaf]] for piece in bucket.pieces))
-    return queued(begins, stages)
+    return overlapped(compute, begins, stages)[1]
 
 
 def _ready(work: Work, compute: float, *, at_end: bool) -> list[float]:
@@ -158,27 +159,65 @@ def _hops(hosts: int) -> int:
     return min(hosts - 1, math.ceil(math.log2(hosts)))
 
 
-def queued(begins: Sequence[float], stages: Sequence[Sequence[tuple[str, float]]]) -> float:
-    """When the last stage of the last message ends: links take stages in the order in which they come.
+def overlapped(
+    work: float,
+    begins: Sequence[float],
+    stages: Sequence[Sequence[tuple[str, float]]],
+    share: float = 0.0,
+    wait: float = 0.0,
+) -> tuple[float, float]:
+    """When `work` seconds of computation are done, and when the last message has arrived.
 
-    Message 1 comes at 1 while message 0 is on the near link, and its second stage waits for the far one:
+    Args:
+        work: seconds, if nothing travels.
+        begins: of each message, after how many of these seconds it may leave: of all, at the end.
+        stages: of each message, the links that it takes one after the other, and for how many seconds.
+        share: of the processor that what travels takes from computation.
+        wait: seconds by which a stage is longer that begins before all is computed.
 
-    >>> queued([0, 1], [[("near", 2), ("far", 3)], [("near", 2), ("far", 3)]])
-    8
+    Message 1 is ready after 1 second while message 0 is on the near link, and its second stage waits for the far one:
+
+    >>> overlapped(2, [0, 1], [[("near", 2), ("far", 3)], [("near", 2), ("far", 3)]])
+    (2.0, 8.0)
+    >>> overlapped(2, [1], [[("far", 2)]], share=0.5)  # the second half of the work takes twice as long
+    (3.0, 3.0)
+    >>> overlapped(2, [1, 2], [[("far", 2)], [("far", 2)]], wait=0.5)
+    (2.0, 5.5)
     """
-    free: dict[str, float] = {}
-    coming = [(begin, index, 0) for index, begin in enumerate(begins)]
-    heapq.heapify(coming)
-    last = 0.0
-    while coming:
-        time, index, number = heapq.heappop(coming)
-        if number == len(stages[index]):
-            last = max(last, time)
-            continue
-        link, seconds = stages[index][number]
-        free[link] = max(time, free.get(link, 0.0)) + seconds
-        heapq.heappush(coming, (free[link], index, number + 1))
-    return last
+    coming = deque(sorted(range(len(begins)), key=begins.__getitem__))
+    queues: dict[str, deque[tuple[int, int]]] = {}
+    left: dict[str, float] = {}  # of the stages that are on a link
+    ended: list[tuple[int, int]] = []
+    now = done = computed = arrived = 0.0
+    while True:
+        # 1. Messages that are ready, and those whose stage has ended, come to their next link.
+        while coming and begins[coming[0]] <= done + _INSTANT:
+            ended.append((coming.popleft(), -1))
+        for message, number in sorted(ended):
+            if number + 1 < len(stages[message]):
+                queues.setdefault(stages[message][number + 1][0], deque()).append((message, number + 1))
+        # 2. A free link takes the first of its queue.
+        for link, queue in queues.items():
+            if queue and link not in left:
+                message, number = queue[0]
+                left[link] = stages[message][number][1] + (wait if done < work else 0.0)
+        if not left and done >= work:
+            return computed, arrived
+        # 3. To the next event: a stage ends, a message is ready, or all is computed.
+        rate = 1.0 - share if left else 1.0
+        ahead = (begins[coming[0]] if coming else work) - done
+        span = min([*left.values(), *([ahead / rate] if done < work else [])])
+        now += span
+        if done < work:
+            done = done + ahead if span * rate >= ahead - _INSTANT else done + span * rate
+            computed = now
+        ended = []
+        for link in list(left):
+            left[link] -= span
+            if left[link] <= _INSTANT:
+                del left[link]
+                ended.append(queues[link].popleft())
+                arrived = now
 
 
 def grown(hosts: int, devices: int) -> list[tuple[int, int]]:

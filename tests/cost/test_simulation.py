@@ -12,7 +12,7 @@ from jaxnet.cli.simulate import all_lines
 from jaxnet.comm import DEVICE, HOST, Collective, named_strategy
 from jaxnet.cost.machines import EFFICIENCY, LATENCY, MACHINES, Link, Machine, machine_named
 from jaxnet.cost.papers import PAPERS, compared, layers_of
-from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, queued, simulated, stage, upkeep
+from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, overlapped, simulated, stage, upkeep
 from jaxnet.errors import InputError
 from jaxnet.models import ZOO
 from support.programs import ROOT
@@ -120,13 +120,31 @@ STAGES = st.lists(st.tuples(st.sampled_from(["near", "far"]), st.integers(1, 5))
 @given(st.lists(st.tuples(st.integers(0, 12), STAGES), min_size=1, max_size=6))
 def test_queues_end_as_a_simulation_tick_by_tick(messages):
     begins, stages = zip(*messages, strict=True)
-    assert queued(begins, stages) == stepped(begins, stages)
+    assert overlapped(12, begins, stages) == (12, stepped(begins, stages))
 
 
 def test_stages_of_several_messages_overlap():
     three = [("near", 2), ("far", 2), ("near", 2)]
-    assert queued([0], [three]) == 6
-    assert queued([0, 0], [three] * 2) < 12
+    assert overlapped(0, [0], [three]) == (0, 6)
+    assert overlapped(0, [0, 0], [three] * 2)[1] < 12
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), STAGES), min_size=1, max_size=6), st.sampled_from([0.25, 0.5, 0.75]))
+def test_what_messages_take_of_the_processor_is_missing_to_computation(messages, share):
+    """Computation ends later by its share of the time in which something travelled beside it."""
+    begins, stages = zip(*messages, strict=True)
+    computed, _ = overlapped(12, begins, stages, share)
+    travelling = sum(seconds for each in stages for _, seconds in each)
+    assert 12 <= computed <= 12 + share / (1 - share) * 12
+    assert computed <= 12 + share * travelling + 1e-9
+
+
+@given(st.lists(STAGES, min_size=1, max_size=4), st.integers(1, 4))
+def test_only_stages_beside_computation_wait(stages, wait):
+    begins = [0] * len(stages)
+    assert overlapped(0, begins, stages, wait=wait) == overlapped(0, begins, stages)
+    longer = [[(link, seconds + wait) for link, seconds in each] for each in stages]
+    assert overlapped(1000, begins, stages, wait=wait) == overlapped(1000, begins, longer)
 
 
 # ---- Hosts that fail ------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""`jaxnet tune` finds the plan that is fastest for a model on these hosts."""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jaxnet.cli.bench import add_workload, asked_workload, check_workload, print_once, run_in_job, start_mesh
+from jaxnet.command_line import Commands
+
+if TYPE_CHECKING:
+    from jaxnet.cost.tuning import Tuned
+
+_DESCRIPTION = """\
+Find the plan that is fastest for a model on these hosts. Computation and links are measured, the step of every
+candidate is predicted from them, and the most promising are timed against each other, against the default and against
+XLA's own plan. All candidates give the same gradients: strategies that sum message by message in full precision, with
+several sizes of buckets, as one program or in pieces. It prints the settings with which to train."""
+
+_EXAMPLES = """\
+examples:
+  jaxnet tune --config configs/digits.py --mesh 2x4
+  jaxnet launch local --processes 2 -- jaxnet tune --config configs/text_transformer.py
+  jaxnet lab --hosts 2 --rate 1gbit --cpus-per-host 1 -- jaxnet tune --model dense --json
+"""
+
+
+def add_tune(commands: Commands) -> None:
+    """Add `tune` to the commands of `jaxnet`."""
+    parser = commands.add_parser(
+        "tune", help="find the fastest plan for a model here", description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    run_in_job(parser, run_tune)
+    add_workload(parser)
+    parser.add_argument("--all", action="store_true", help="show all candidates, not only those that were timed")
+    parser.add_overrides()
+
+
+def run_tune(args: argparse.Namespace) -> int:
+    """Run `jaxnet tune`."""
+    from jaxnet.cost.tuning import tune
+
+    check_workload(args)
+    workload = asked_workload(args, start_mesh(args))
+    found = tune(workload)
+    print_once(json.dumps(_as_json(found), indent=2) if args.json else "\n".join(_lines(found, everything=args.all)))
+    return 0
+
+
+def _as_json(found: "Tuned") -> dict[str, Any]:
+    from jaxnet.cost.tuning import settings
+
+    parts = found.parts
+    curves = {f"{kind} {'+'.join(axes)}": curve for (kind, axes), curve in parts.curves.items()}
+    return {
+        "best": found.best,
+        "settings": settings(found.best),
+        "why": found.why,
+        "steps": found.steps,
+        "rows": [row._asdict() for row in found.rows],
+        "compute": {name: getattr(parts, name) for name in ("forward", "gradients", "step", "share")},
+        "learned": {kind: each._asdict() for kind, each in parts.learned.items()},
+        "links": {name: {**curve.line._asdict(), "medians": dict(curve.medians)} for name, curve in curves.items()},
+    }
+
+
+def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
+    from jaxnet.cost.tuning import settings
+
+    parts = found.parts
+    yield (
+        f"computation alone: forward {parts.forward * 1e3:.1f} ms, gradients {parts.gradients * 1e3:.1f}, step "
+        f"{parts.step * 1e3:.1f}; messages take {parts.share:.0%} of the processor while they travel"
+    )
+    for kind, (wait, more) in parts.learned.items():
+        yield f"{kind}: a message beside computation waits {wait * 1e3:.1f} ms, a step takes {more * 1e3:.1f} ms more"
+    for (kind, axes), curve in parts.curves.items():
+        yield f"{kind} over {'+'.join(axes)}: {_curve(curve.line)}"
+    yield f"{'plan':<26} {'predicted ms':>12} {'measured ms':>12} {'off':>6}"
+    for row in found.rows:
+        if row.measured:
+            off = f"{row.predicted / row.measured - 1:+.0%}"
+            known = "  learned from it" if row.learned else ""
+            yield f"{row.label:<26} {row.predicted * 1e3:>12.1f} {row.measured * 1e3:>12.1f} {off:>6}{known}"
+        elif everything:
+            yield f"{row.label:<26} {row.predicted * 1e3:>12.1f}"
+    timed = sum(row.measured is not None for row in found.rows)
+    yield (
+        f"{len(found.rows)} plans predicted, {timed} timed in {found.steps} steps; of those that nothing was learned "
+        f"from, predictions are off by {statistics.median(found.errors):.0%}, at most {max(found.errors):.0%}"
+    )
+    yield f"{found.best}: {found.why}"
+    yield f"train with: {settings(found.best)}"
+
+
+def _curve(line: Any) -> str:
+    if not line.fits:
+        return f"no line (a median is {line.worst:.0%} off): read between what was measured"
+    rate = f"{1e-6 / line.per_byte:,.1f} MB/s" if line.per_byte else "no matter how many bytes"
+    return f"{line.latency * 1e3:.2f} ms and {rate} ({1e-6 / line.high:,.1f} to {1e-6 / max(line.low, 1e-15):,.1f})"

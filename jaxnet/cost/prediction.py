@@ -1,0 +1,247 @@
+"""How long a step takes under a strategy, from parts that were measured: computation, messages, what these cost it.
+
+    computation   forward | backward: leaf 3 | leaf 2 | leaf 1, leaf 0 |   ...   | update
+    link                               message 0 ------- | message 1 -------- |
+
+1. Computation is timed without communication, up to some moments of backward. Gradients between two moments are ready
+   in proportion to their bytes.
+2. Every kind of collective of the plans is timed for several sizes, and fitted (`jaxnet.cost.fit`).
+3. A message leaves when backward has made all that is in it, and goes through the stages of its strategy's plan. Each
+   link takes one stage at a time, in the order in which they come to it.
+4. While anything travels, computation gets less of the processor: by what messages were measured to take of it.
+5. What cannot be measured by itself is learned from a few steps that were timed (`calibrated`), for steps of one
+   program, in pieces and under `priority` each: how long a stage that begins beside computation waits for a thread, and
+   what a step takes longer whatever its messages, by packing and by what is not fused.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxnet.comm import AXES, Reducer, Strategy, messages_of
+from jaxnet.cost.bounds import BY_XLA
+from jaxnet.cost.collectives import TRANSFERS, Transfer, make_program, measured_times
+from jaxnet.cost.fit import Curve, fitted, rising
+from jaxnet.cost.rounds import gathered, interleave, wait_for_all
+from jaxnet.cost.simulation import overlapped
+from jaxnet.cost.steps import compute_only, partial_gradient
+from jaxnet.cost.workloads import Workload
+from jaxnet.errors import InputError
+from jaxnet.parallel.priority import Order, Timed, by_priority, steady_step
+
+Way = tuple[str, tuple[str, ...]]  # a kind of collective, and the axes over which it goes
+
+_CUTS = 3  # moments of backward that are timed
+_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
+_TIMES = 5
+_ROUNDS, _STEPS = 3, 2
+_PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
+
+
+class Learned(NamedTuple):
+    """What steps of one kind told; seconds.
+
+    Attributes:
+        wait: of a stage that begins beside computation.
+        more: of every step.
+    """
+
+    wait: float = 0.0
+    more: float = 0.0
+
+
+class Parts(NamedTuple):
+    """What was measured of a workload on a mesh; seconds.
+
+    Attributes:
+        forward: until the loss is known, without communication.
+        ready: when the gradient of each leaf is known.
+        gradients: when all are.
+        step: when parameters are updated.
+        curves: of each way in which the plans send.
+        share: of this host's processor time that messages take while they travel.
+        learned: by the kind of a plan; of one that is not in it, nothing.
+    """
+
+    forward: float
+    ready: tuple[float, ...]
+    gradients: float
+    step: float
+    curves: Mapping[Way, Curve]
+    share: float
+    learned: Mapping[str, Learned] = MappingProxyType({})
+
+
+# ---- From parts to a step -------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """A strategy, and whether its step is several programs."""
+
+    strategy: Strategy
+    pieces: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Steps of one kind are run alike: 'one program', 'pieces' or 'priority'."""
+        if self.strategy.schedule == "priority":
+            return "priority"
+        return "pieces" if self.pieces else "one program"
+
+
+def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> float:
+    """Seconds of a step.
+
+    Raises:
+        InputError: the strategy does not sum message by message, or in a way that was not measured.
+    """
+    strategy, learned = plan.strategy, parts.learned.get(plan.kind, Learned())
+    reducer = strategy.reducer or BY_XLA
+    if not isinstance(reducer, Reducer) or reducer.message is None:
+        raise InputError(
+            f"strategy={strategy.label} is not predicted: it does not sum message by message; try ddp or hierarchical"
+        )
+    order, sizes = workload.order, workload.mesh.shape
+    messages = messages_of(reducer, workload.shapes, sizes, order)
+    # 1. When each message may leave, and for how long it takes which links.
+    seconds = lambda each, bytes_: parts.curves[each.kind, each.axes].seconds(bytes_)  # noqa: E731
+    plans = [messages.reducer.plan(spec, sizes).collectives for spec in messages.specs]
+    stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent if each.size > 1] for sent in plans]
+    begins = [max(parts.ready[order[piece.leaf]] for piece in bucket.pieces) for bucket in messages.buckets.buckets]
+    if strategy.kind == "xla":  # it merges its messages, and sends when backward has ended
+        whole = sum(map(_bytes, workload.shapes))
+        stages, begins = [[("link", seconds(plans[0][0], whole))]], [parts.gradients]
+    if strategy.schedule == "after":
+        begins = [parts.gradients] * len(begins)
+    # 2. Across the end of the step, or before it.
+    if strategy.schedule == "priority":
+        return _steady(parts, begins, [sum(each for _, each in one) for one in stages], learned.wait) + learned.more
+    ends = max(overlapped(parts.gradients, begins, stages, parts.share, learned.wait))
+    return ends + parts.step - parts.gradients + learned.more
+
+
+def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float], wait: float) -> float:
+    """From one step to the next where messages cross its end: what is needed first is what backward gives last."""
+    moments = [parts.forward, *rising(begins)]
+    backward = [Timed(end - begin, sends=(place,)) for place, (begin, end) in enumerate(pairwise(moments))]
+    whole = sum(seconds) or 1.0
+    forward = [Timed(parts.forward * seconds[place] / whole, (place,)) for place in reversed(range(len(seconds)))]
+    pieces = [*forward, *backward, Timed(parts.step - parts.gradients)]
+    longer = [each + wait for each in seconds]
+    return steady_step(Order(tuple(range(len(pieces))), by_priority(pieces, longer)), pieces, longer, parts.share)
+
+
+# ---- Learned from steps that were timed ----------------------------------------------------------------
+
+_WAITS = (0.0, *np.geomspace(1e-4, 0.1, 50))
+
+
+def calibrated(parts: Parts, timed: Sequence[tuple[Plan, float]], workload: Workload) -> Parts:
+    """The same parts, with what makes predictions of the plans that were timed least wrong.
+
+    Args:
+        parts: as measured.
+        timed: plans with the seconds of their step.
+        workload: the same.
+    """
+    found = {}
+    for kind in dict.fromkeys(plan.kind for plan, _ in timed):
+        own = [(plan, seconds) for plan, seconds in timed if plan.kind == kind]
+        found[kind] = _least_wrong(parts, kind, own, workload)
+    return parts._replace(learned={**parts.learned, **found})
+
+
+def _least_wrong(parts: Parts, kind: str, timed: Sequence[tuple[Plan, float]], workload: Workload) -> Learned:
+    best, least = Learned(), math.inf
+    for wait in map(float, _WAITS):
+        tried = parts._replace(learned={kind: Learned(wait)})
+        steps = [predicted_step(tried, plan, workload) for plan, _ in timed]
+        more = max(0.0, float(np.median([seconds - step for step, (_, seconds) in zip(steps, timed, strict=True)])))
+        wrong = sum(abs(math.log((step + more) / seconds)) for step, (_, seconds) in zip(steps, timed, strict=True))
+        if wrong < least - 1e-9:
+            best, least = Learned(wait, more), wrong
+    return best
+
+
+# ---- Measured -------------------------------------------------------------------------------------------
+
+
+def ways_of(strategies: Iterable[Strategy], workload: Workload) -> set[Way]:
+    """The ways in which strategies that sum message by message send."""
+    reducers = [strategy.reducer or BY_XLA for strategy in strategies]
+    plans = [each.plan(workload.shapes, workload.mesh.shape) for each in reducers if isinstance(each, Reducer)]
+    return {(each.kind, each.axes) for plan in plans for each in plan.collectives if each.size > 1}
+
+
+def measured_parts(workload: Workload, ways: Iterable[Way]) -> Parts:
+    """Time a workload's computation, and messages in each of `ways`. All processes call it with the same arguments.
+
+    Raises:
+        InputError: there is no such collective to time.
+    """
+    order, mesh = workload.order, workload.mesh
+    sizes = [_bytes(workload.shapes[leaf]) for leaf in order]
+    cuts = _cuts(sizes)
+    tasks = {0: partial_gradient(workload, ())} | {end: partial_gradient(workload, order[:end]) for end in cuts}
+    times = interleave({**tasks, -1: compute_only(workload)}, _ROUNDS, _STEPS)
+    forward, *moments, step = rising([float(np.median(times[key])) for key in [*tasks, -1]])
+    known = dict(zip(order, _between(sizes, cuts, [forward, *moments]), strict=True))
+    ready = tuple(known[leaf] for leaf in range(len(order)))
+    curves = {way: _curve(mesh, way, sum(sizes)) for way in sorted(ways)}
+    return Parts(forward, ready, moments[-1], step, curves, _share(mesh, sum(sizes)))
+
+
+def _bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    return leaf.size * leaf.dtype.itemsize
+
+
+def _cuts(sizes: Sequence[int]) -> list[int]:
+    """How many leaves make a third of the bytes, two thirds, and all; of leaves that are whole.
+
+    >>> _cuts([10, 10, 10, 30])
+    [2, 4]
+    """
+    reached = np.cumsum(sizes)
+    wanted = [reached[-1] * part / _CUTS for part in range(1, _CUTS + 1)]
+    return sorted({min(int(np.searchsorted(reached, each)) + 1, len(sizes)) for each in wanted})
+
+
+def _between(sizes: Sequence[int], cuts: Sequence[int], moments: Sequence[float]) -> list[float]:
+    """When each leaf is ready: between two moments in proportion to bytes; `moments[0]` is before the first.
+
+    >>> _between([1, 1, 2], cuts=[2, 3], moments=[10.0, 12.0, 20.0])
+    [11.0, 12.0, 20.0]
+    """
+    reached = np.cumsum(sizes)
+    return [float(each) for each in np.interp(reached, [0, *(reached[end - 1] for end in cuts)], moments)]
+
+
+def _curve(mesh: Mesh, way: Way, total: int) -> Curve:
+    kind, axes = way
+    if kind not in _PLAIN:
+        raise InputError(f"messages that travel by {kind} are not timed")
+    times: dict[int, list[float]] = {}
+    for size in [each for each in _SIZES if each <= max(total, _SIZES[1])]:
+        elements, seen, _ = measured_times(mesh, axes, _PLAIN[kind], size, _TIMES)
+        times[4 * elements] = list(seen.mean(0))
+    return fitted(times)
+
+
+def _share(mesh: Mesh, total: int) -> float:
+    """What messages take of this process's cores while they travel; the largest of all processes."""
+    program = make_program(TRANSFERS["all_reduce"], AXES, min(total, 1 << 22), mesh)
+    jax.block_until_ready(program.call(program.message))
+    wait_for_all()
+    begun, used = time.perf_counter(), time.process_time()
+    for _ in range(_TIMES):
+        jax.block_until_ready(program.call(program.message))
+    seconds, used = time.perf_counter() - begun, time.process_time() - used
+    return min(0.9, float(gathered(np.array([used / (seconds * len(os.sched_getaffinity(0)))])).max()))

@@ -1,0 +1,175 @@
+"""The best plan for a model on these hosts: all are predicted, the most promising are timed against each other.
+
+1. Every plan that gives the same gradients is a candidate: strategies that sum message by message in the precision of
+   the gradients, with several sizes of buckets, as one program or in pieces. Of equal plans one is kept.
+2. Computation and links are measured. A few plans are timed: XLA's own, the default, and three sizes of buckets for
+   each way to run a step. From them the prediction learns what it cannot measure (`jaxnet.cost.prediction.calibrated`).
+3. Every candidate's step is predicted, and the best that were not timed yet are.
+4. The fastest few are timed again, in interleaved rounds, beside XLA's plan and the default. The fastest wins. A plan
+   that is less than 2 % faster than the default is not worth a setting: the default stays.
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+
+from jaxnet.comm import Reducer, platform_of
+from jaxnet.cost.prediction import Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
+from jaxnet.cost.rounds import WARMUP_STEPS, interleave
+from jaxnet.cost.shapes import byte_size
+from jaxnet.cost.step_bench import in_pieces, labelled_strategy
+from jaxnet.cost.steps import TimedProgram, full_step
+from jaxnet.cost.workloads import Workload
+from jaxnet.parallel.pieces import crosses_steps
+
+_SIZES = ("512KiB", *(f"{count}MiB" for count in (1, 2, 3, 4, 6, 8, 12, 16, 25, 32, 64)))
+_PROBES = (
+    *("hierarchical:1MiB", "hierarchical:12MiB"),
+    *("hierarchical:1MiB+pieces", "hierarchical:4MiB+pieces", "hierarchical:12MiB+pieces"),
+    *("priority:1MiB", "priority:4MiB", "priority:12MiB"),
+)
+_PROMISING = 3
+_FIRST, _LAST = (2, 2), (3, 2)  # rounds, and steps in each
+_WORTH = 0.98
+DEFAULT = "hierarchical:4MiB"
+BY_XLA = "xla"
+
+
+class Row(NamedTuple):
+    """A candidate.
+
+    Attributes:
+        label: as `jaxnet bench step --strategy` takes it.
+        predicted: seconds a step.
+        measured: median seconds a step; None: not timed.
+        learned: whether the prediction knew that figure.
+    """
+
+    label: str
+    predicted: float
+    measured: float | None = None
+    learned: bool = False
+
+
+class Tuned(NamedTuple):
+    """What was found.
+
+    Attributes:
+        best: the label of the plan to use.
+        why: in words.
+        rows: all candidates; those that were timed first, then by prediction.
+        parts: what predictions were made from.
+        steps: how many were timed, with those that warmed up.
+    """
+
+    best: str
+    why: str
+    rows: tuple[Row, ...]
+    parts: Parts
+    steps: int
+
+    @property
+    def errors(self) -> list[float]:
+        """How far predictions were off that did not know the figure, as parts of it."""
+        return [abs(row.predicted / row.measured - 1) for row in self.rows if row.measured and not row.learned]
+
+
+def settings(label: str) -> str:
+    """What a config is told, to train by this plan.
+
+    >>> settings("ddp:4MiB+pieces")
+    'strategy=ddp bucket_bytes=4194304 mode=pieces'
+    """
+    name, _, size = label.removesuffix("+pieces").partition(":")
+    given = [f"strategy={name}", *([f"bucket_bytes={byte_size(size)}"] if size else [])]
+    return " ".join([*given, *(["mode=pieces"] if in_pieces(label) else [])])
+
+
+def candidates(workload: Workload) -> dict[str, Plan]:
+    """Plans by label, each once; XLA's own first, then the default.
+
+    Under `xla` BatchNorm's statistics are those of all devices: it is timed all the same, as what others are compared
+    with.
+    """
+    found: dict[str, Plan] = {}
+    seen = set()
+    for label in _labels(workload):
+        plan = Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
+        reducer = plan.strategy.reducer
+        sent = reducer.plan(workload.shapes, workload.mesh.shape).collectives if isinstance(reducer, Reducer) else label
+        if (sent, plan.kind, plan.strategy.schedule) not in seen:
+            seen.add((sent, plan.kind, plan.strategy.schedule))
+            found[label] = plan
+    return found
+
+
+def _labels(workload: Workload) -> Iterator[str]:
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in workload.shapes)
+    pieces = crosses_steps(labelled_strategy("priority"), workload.mesh)
+    names = ["hierarchical", "ddp", "horovod"] + ["blueconnect"] * (min(workload.mesh.shape.values()) > 1)
+    yield from (BY_XLA, DEFAULT, "flat", "per_leaf")
+    for size in _SIZES[: 1 + sum(byte_size(each) < total for each in _SIZES)]:
+        for name in names:
+            yield f"{name}:{size}"
+            if pieces:
+                yield f"{name}:{size}+pieces"
+        if pieces:
+            yield f"priority:{size}"
+
+
+def tune(workload: Workload) -> Tuned:
+    """Predict all candidates and time the best. All processes call it with the same workload."""
+    plans = candidates(workload)
+    tasks: dict[str, TimedProgram] = {}
+    median: dict[str, float] = {}
+    steps = 0
+
+    def time(labels: Iterable[str], rounds: int, count: int) -> None:
+        nonlocal steps
+        labels = list(labels)
+        for label in labels:
+            if label not in tasks:
+                tasks[label] = full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
+        found = interleave({label: tasks[label] for label in labels}, rounds, count)
+        median.update({label: statistics.median(times) for label, times in found.items()})
+        steps += len(labels) * (WARMUP_STEPS + rounds * count)
+
+    # 1. Measure, and learn from a few plans.
+    parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
+    time([label for label in (BY_XLA, DEFAULT, *_PROBES) if label in plans], *_FIRST)
+    learned = [label for label in median if label != BY_XLA]
+    parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
+    # 2. Predict all, and time the most promising of the others.
+    predicted = {label: predicted_step(parts, plan, workload) for label, plan in plans.items()}
+    time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)
+    # 3. The last rounds, and the choice.
+    fastest = sorted(median, key=median.__getitem__)[:_PROMISING]
+    last = dict.fromkeys([*fastest, DEFAULT, BY_XLA])
+    time(last, *_LAST)
+    stats = bool(jax.tree.leaves(workload.first_state.stats))
+    best, why = chosen({label: median[label] for label in last}, same_by_xla=not stats)
+    rows = [Row(label, each, median.get(label), label in learned) for label, each in predicted.items()]
+    rows.sort(key=lambda row: (row.measured is None, row.measured or row.predicted))
+    return Tuned(best, why, tuple(rows), parts, steps)
+
+
+def chosen(measured: dict[str, float], same_by_xla: bool) -> tuple[str, str]:
+    """The plan to use, and why.
+
+    Args:
+        measured: seconds a step.
+        same_by_xla: whether the network has no running statistics, which are others under `xla`.
+
+    >>> chosen({"xla": 9.0, "hierarchical:4MiB": 4.0, "ddp:1MiB": 3.0}, same_by_xla=True)
+    ('ddp:1MiB', '3000.0 ms a step, the default hierarchical:4MiB 4000.0, xla 9000.0')
+    """
+    allowed: Sequence[str] = [label for label in measured if label != BY_XLA or same_by_xla]
+    best = min(allowed, key=measured.__getitem__)
+    ms = {label: f"{seconds * 1e3:.1f}" for label, seconds in measured.items()}
+    if best != DEFAULT and measured[best] > _WORTH * measured[DEFAULT]:
+        near = f"{best} {ms[best]} is less than 2 % faster"
+        return DEFAULT, f"the default takes {ms[DEFAULT]} ms a step, {near}, xla {ms[BY_XLA]}"
+    beside = [f"the default {DEFAULT} {ms[DEFAULT]}"] * (best != DEFAULT) + [f"xla {ms[BY_XLA]}"] * (best != BY_XLA)
+    return best, f"{ms[best]} ms a step, {', '.join(beside)}"

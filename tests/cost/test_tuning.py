@@ -1,0 +1,204 @@
+"""Lines through measured times, steps predicted from parts, and the plan that is chosen."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxnet.comm import AXES, make_mesh
+from jaxnet.config.file import load_config
+from jaxnet.cost import tuning
+from jaxnet.cost.fit import Curve, Line, fitted, rising
+from jaxnet.cost.prediction import Learned, Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
+from jaxnet.cost.shapes import Sizes
+from jaxnet.cost.step_bench import labelled_strategy
+from jaxnet.cost.tuning import DEFAULT, candidates, chosen, settings, tune
+from jaxnet.cost.workloads import LOSSES, synthetic
+from jaxnet.errors import InputError
+from support.programs import ROOT
+
+# ---- Lines ----------------------------------------------------------------------------------------------
+
+BYTES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(1e-11, 1e-7), st.lists(st.floats(1.5, 20.0), min_size=4, max_size=4))
+def test_a_line_is_found_though_one_time_in_five_was_disturbed(latency, per_byte, disturbed):
+    true = {size: latency + per_byte * size for size in BYTES}
+    times = {size: 4 * [true[size]] + [true[size] * by] for size, by in zip(BYTES, disturbed, strict=True)}
+    curve = fitted(times)
+    assert curve.line.fits
+    assert all(curve.seconds(size) == pytest.approx(seconds, rel=0.1) for size, seconds in true.items())
+    assert curve.line.low <= per_byte * 1.0001
+    assert curve.line.high >= per_byte * 0.9999
+
+
+def test_what_is_no_line_says_so_and_is_read_between_medians():
+    """A library that takes another algorithm from 4 MiB on."""
+    times = {1 << 16: [1e-3] * 3, 1 << 20: [2e-3] * 3, 1 << 22: [30e-3] * 3, 1 << 24: [34e-3] * 3}
+    curve = fitted(times)
+    assert not curve.line.fits
+    assert [curve.seconds(size) for size in times] == pytest.approx([1e-3, 2e-3, 30e-3, 34e-3])
+    assert 2e-3 < curve.seconds(1 << 21) < 30e-3
+    assert curve.seconds(1 << 25) == pytest.approx(34e-3 + curve.line.per_byte * (1 << 24))
+
+
+def test_one_size_is_no_line():
+    with pytest.raises(ValueError, match="two sizes of messages, got 1"):
+        fitted({1024: [1.0]})
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=6))
+def test_moments_never_fall(moments):
+    risen = rising(moments)
+    assert risen == sorted(risen)
+    assert all(after >= before for after, before in zip(risen, moments, strict=True))
+
+
+# ---- Steps ----------------------------------------------------------------------------------------------
+
+SIZES = Sizes(leaves=((256, 256),) * 8, example=(256,), batch=8)  # 2 MiB of gradients
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return synthetic("small", LOSSES["small"], SIZES, make_mesh(2, jax.devices()[:8]))
+
+
+def line(latency, per_byte):
+    return Curve({1: latency}, Line(latency, per_byte, per_byte, per_byte, 0.0))
+
+
+def parts_of(workload, share=0.0, per_byte=1e-6):
+    """Forward in a second, then a gradient each second in the order of backward; a MB takes a second on any link."""
+    ready = np.empty(8)
+    ready[list(workload.order)] = 2.0 + np.arange(8)
+    ways = ways_of([labelled_strategy(name) for name in ("ddp", "hierarchical", "blueconnect")], workload)
+    curves = {way: line(0.0, per_byte) for way in ways}
+    return Parts(1.0, tuple(ready), 9.0, 9.5, curves, share)
+
+
+def plan(label):
+    return Plan(labelled_strategy(label), label.endswith("+pieces"))
+
+
+def test_steps_by_hand(workload):
+    """Eight gradients of 262,144 bytes, of which each takes 0.262 s; all at once 2.097."""
+    parts = parts_of(workload)
+    assert predicted_step(parts, plan("flat"), workload) == pytest.approx(9.0 + 2.097152 + 0.5)
+    assert predicted_step(parts, plan("xla"), workload) == pytest.approx(9.0 + 2.097152 + 0.5)
+    assert predicted_step(parts, plan("per_leaf"), workload) == pytest.approx(9.0 + 0.262144 + 0.5)
+    assert predicted_step(parts, plan("ddp:512KiB"), workload) == pytest.approx(9.0 + 0.524288 + 0.5)
+    nothing = parts_of(workload, per_byte=0.0)
+    assert predicted_step(nothing, plan("ddp:512KiB"), workload) == pytest.approx(9.5)
+
+
+@pytest.mark.parametrize("label", ["per_leaf", "ddp:512KiB", "hierarchical:1MiB", "blueconnect:1MiB", "flat"])
+def test_slower_links_and_waits_never_help(workload, label):
+    def seconds(**changes):
+        return predicted_step(parts_of(workload, **changes), plan(label), workload)
+
+    assert 9.5 <= seconds(per_byte=1e-7) <= seconds(per_byte=1e-6) <= seconds(per_byte=1e-5)
+    assert seconds(per_byte=1e-6) <= seconds(per_byte=1e-6, share=0.3)
+    told = parts_of(workload)._replace(learned={"one program": Learned(wait=0.1, more=0.2)})
+    assert predicted_step(told, plan(label), workload) >= seconds() + 0.2
+
+
+def test_priority_hides_what_a_step_that_ends_with_its_sums_cannot(workload):
+    """Of 9.5 s of computation and as many of messages: forward runs beside messages too."""
+    parts = parts_of(workload, per_byte=4.5e-6)
+    assert predicted_step(parts, plan("priority:256KiB"), workload) < predicted_step(
+        parts, plan("ddp:256KiB"), workload
+    )
+
+
+@pytest.mark.parametrize("label", ["ddp:{}", "priority:{}"])
+def test_three_steps_teach_what_a_fourth_takes(workload, label):
+    """Of one kind: the wait of a message and what a step takes longer."""
+    parts, kind = parts_of(workload), plan(label.format("256KiB")).kind
+    truth = parts._replace(learned={kind: Learned(wait=0.05, more=0.4)})
+    taught = [plan(label.format(size)) for size in ("256KiB", "1MiB", "2MiB")]
+    timed = [(each, predicted_step(truth, each, workload)) for each in taught]
+    found = calibrated(parts, timed, workload)
+    held_out = plan(label.format("512KiB"))
+    assert predicted_step(found, held_out, workload) == pytest.approx(
+        predicted_step(truth, held_out, workload), rel=0.01
+    )
+    assert set(found.learned) == {kind}
+
+
+@pytest.mark.parametrize("label", ["zero", "powersgd"])
+def test_what_does_not_sum_message_by_message_is_refused(workload, label):
+    with pytest.raises(InputError, match=f"strategy={label} is not predicted: .*; try ddp or hierarchical"):
+        predicted_step(parts_of(workload), plan(label), workload)
+
+
+def test_parts_are_moments_in_order(workload):
+    ways = {("all-reduce", AXES), ("all-gather", ("device",))}
+    parts = measured_parts(workload, ways)
+    in_order = [parts.ready[leaf] for leaf in workload.order]
+    assert in_order == sorted(in_order)
+    assert 0 < parts.forward <= in_order[0]
+    assert in_order[-1] == parts.gradients <= parts.step
+    assert set(parts.curves) == ways
+    assert 0 < parts.share <= 0.9
+    with pytest.raises(InputError, match="all-to-all are not timed"):
+        measured_parts(workload, {("all-to-all", AXES)})
+
+
+# ---- The choice -----------------------------------------------------------------------------------------
+
+
+def test_every_plan_is_a_candidate_once(workload):
+    found = candidates(workload)
+    assert list(found)[:2] == ["xla", DEFAULT]
+    assert {"flat", "per_leaf", "ddp:512KiB", "blueconnect:1MiB"} <= set(found)
+    assert "horovod:2MiB" in found  # during backward; the same message as flat's, which travels after it
+    assert "ddp:2MiB" not in found  # its first bucket is of 1 MiB, so it is ddp:1MiB
+    assert "ddp:8MiB" not in found  # all gradients are one message of 2 MiB already
+    assert not any("pieces" in label or "priority" in label for label in found)  # of several devices a process
+
+
+def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
+    """Of made-up times, in which one plan is clearly the fastest: it is found, though nothing was learned from it."""
+    times = {"xla": 12.0, DEFAULT: 10.5, "ddp:512KiB": 6.0}
+    asked = []
+
+    def interleaved(tasks, rounds, steps):
+        asked.append((sorted(tasks), rounds, steps))
+        return {label: rounds * [times.get(label, 11.0)] for label in tasks}
+
+    monkeypatch.setattr(tuning, "measured_parts", lambda workload, ways: parts_of(workload))
+    monkeypatch.setattr(tuning, "full_step", lambda workload, strategy, pieces: None)
+    monkeypatch.setattr(tuning, "interleave", interleaved)
+    monkeypatch.setattr(tuning, "predicted_step", lambda parts, each, _: times.get(each.strategy.label, 11.0))
+    monkeypatch.setattr(tuning, "calibrated", lambda parts, timed, _: parts)
+    monkeypatch.setattr(
+        tuning, "candidates", lambda _: {label: plan(label) for label in ("xla", DEFAULT, "per_leaf", "ddp:512KiB")}
+    )
+    found = tune(workload)
+    assert found.best == "ddp:512KiB"
+    assert [row.label for row in found.rows if row.learned] == [DEFAULT]
+    assert {row.label for row in found.rows if row.measured} == {"xla", DEFAULT, "per_leaf", "ddp:512KiB"}
+    assert asked[-1] == (["ddp:512KiB", DEFAULT, "per_leaf", "xla"], *tuning._LAST)
+    assert found.steps == sum(len(labels) * (2 + rounds * steps) for labels, rounds, steps in asked)
+
+
+@given(st.dictionaries(st.sampled_from(["ddp:1MiB", "flat", "per_leaf"]), st.floats(0.1, 10)), st.booleans())
+def test_what_is_chosen_is_never_slower_than_the_default_or_xla(others, same):
+    measured = {"xla": 4.0, DEFAULT: 5.0, **others}
+    best, why = chosen(measured, same_by_xla=same)
+    fastest = min(seconds for label, seconds in measured.items() if same or label != "xla")
+    assert measured[best] <= fastest / 0.98
+    assert best in why or "default" in why or "ms a step" in why
+    assert same or best != "xla"
+
+
+@pytest.mark.parametrize("label", ["xla", "flat", "ddp:1MiB", "hierarchical:4MiB+pieces", "priority:512KiB"])
+def test_a_config_takes_the_settings(label):
+    config = load_config(ROOT / "configs/digits.py", *settings(label).split())
+    strategy = labelled_strategy(label)
+    assert config.strategy == strategy.name
+    assert (config.mode == "pieces") == label.endswith("+pieces")
+    assert config.bucket_bytes == ({"1M": 1 << 20, "4M": 4 << 20, "51": 512 << 10}.get(label.partition(":")[2][:2]))
