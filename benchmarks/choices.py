@@ -100,18 +100,23 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
 # ---- Around the jobs ------------------------------------------------------------------------------------
 
 
-def measured(cell: Cell, strategies: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
-    """The row of a cell."""
-    layout, jaxnet = LAYOUTS[cell.layout], [sys.executable, "-m", "jaxnet"]
+def job(cell: Cell, arguments: Sequence[str]) -> list[str]:
+    """The command that runs Python with `arguments` on all hosts of a cell; two hosts have a core each."""
+    layout = LAYOUTS[cell.layout]
     devices = ["--devices-per-process", str(layout.devices)]
     if cell.link == "loopback":
         launch = ["launch", "local", "--processes", str(layout.processes), *devices]
     else:
         own_core = ["--cpus-per-host", "1"] if layout.processes == 2 else []
         launch = ["lab", "--hosts", str(layout.processes), "--rate", cell.link, *devices, *own_core]
+    return [sys.executable, "-m", "jaxnet", *launch, "--", sys.executable, *arguments]
+
+
+def measured(cell: Cell, strategies: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
+    """The row of a cell."""
     given = [part for strategy in strategies for part in ("--strategy", strategy)]
-    worker = [sys.executable, "-m", "benchmarks.choices", "--work", cell.model, *given]
-    command = [*jaxnet, *launch, "--", *worker, "--rounds", str(rounds), "--seconds", str(seconds)]
+    worker = ["-m", "benchmarks.choices", "--work", cell.model, *given]
+    command = job(cell, [*worker, "--rounds", str(rounds), "--seconds", str(seconds)])
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     for line in done.stdout.splitlines():
         _, found, result = line.partition("RESULT ")
