@@ -57,6 +57,7 @@ def _as_json(found: "Tuned") -> dict[str, Any]:
         "best": found.best,
         "settings": settings(found.best),
         "why": found.why,
+        "default": found.default,
         "steps": found.steps,
         "rows": [row._asdict() for row in found.rows],
         "compute": {name: getattr(parts, name) for name in ("forward", "gradients", "step", "share")},

@@ -4,10 +4,13 @@
 |---|---|---|
 | TPUs | `ddp` | one all-reduce takes the links of all dims of a slice at once |
 | GPUs | `hierarchical` | the network between hosts carries 1/devices of the bytes |
-| CPUs | one of them, with buckets of 4 MiB | of 25 MiB, too few messages travel beside backward |
+| CPUs, one device a process | `ddp`, buckets of 4 MiB | of 25 MiB, too few travel beside backward; no gradient is cut |
+| CPUs otherwise | one of them, with buckets of 4 MiB | `hierarchical` sends less between processes |
 
-Where several processes have several CPU devices each, `hierarchical` sends less between processes, and `ddp` waits less
-often inside them. Which of the two matters more depends on the link: a message is summed both ways, and timed.
+With one device a process both are all-reduces between hosts, but `hierarchical` cuts large gradients into buckets,
+which copies them twice. Where several processes have several CPU devices each, `hierarchical` sends less between
+processes, and `ddp` waits less often inside them. Which of the two matters more depends on the link: a message is
+summed both ways, and timed.
 """
 
 from typing import NamedTuple
@@ -55,6 +58,8 @@ def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
     if platform != "cpu":
         name = named_strategy(AUTO, platform=platform).name
         return Choice(where, name, None, f"as compiled for {platform.upper()}s it waits least for messages")
+    if 1 < _processes(mesh) == mesh.devices.size:
+        return Choice(where, "ddp", _BUCKET, "buckets of 4 MiB travel beside backward, and no gradient is cut")
     if not measures(mesh):
         why = "buckets of 4 MiB travel beside backward" if mesh.devices.size > 1 else "on one device nothing travels"
         return Choice(where, "hierarchical", _BUCKET, why)

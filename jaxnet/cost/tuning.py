@@ -10,12 +10,13 @@
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
 
-from jaxnet.comm import Reducer, platform_of
+from jaxnet.comm import MiB, Reducer, platform_of
+from jaxnet.cost.choice import choose
 from jaxnet.cost.prediction import Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
 from jaxnet.cost.rounds import WARMUP_STEPS, interleave
 from jaxnet.cost.shapes import byte_size
@@ -26,14 +27,13 @@ from jaxnet.parallel.pieces import crosses_steps
 
 _SIZES = ("512KiB", *(f"{count}MiB" for count in (1, 2, 3, 4, 6, 8, 12, 16, 25, 32, 64)))
 _PROBES = (
-    *("hierarchical:1MiB", "hierarchical:12MiB"),
+    *("ddp:1MiB", "hierarchical:4MiB", "ddp:12MiB"),
     *("hierarchical:1MiB+pieces", "hierarchical:4MiB+pieces", "hierarchical:12MiB+pieces"),
     *("priority:1MiB", "priority:4MiB", "priority:12MiB"),
 )
 _PROMISING = 3
 _FIRST, _LAST = (2, 2), (3, 2)  # rounds, and steps in each
 _WORTH = 0.98
-DEFAULT = "hierarchical:4MiB"
 BY_XLA = "xla"
 
 
@@ -59,6 +59,7 @@ class Tuned(NamedTuple):
     Attributes:
         best: the label of the plan to use.
         why: in words.
+        default: the label of what `strategy=auto` is.
         rows: all candidates; those that were timed first, then by prediction.
         parts: what predictions were made from.
         steps: how many were timed, with those that warmed up.
@@ -66,6 +67,7 @@ class Tuned(NamedTuple):
 
     best: str
     why: str
+    default: str
     rows: tuple[Row, ...]
     parts: Parts
     steps: int
@@ -87,7 +89,21 @@ def settings(label: str) -> str:
     return " ".join([*given, *(["mode=pieces"] if in_pieces(label) else [])])
 
 
-def candidates(workload: Workload) -> dict[str, Plan]:
+def _several_programs(label: str) -> bool:
+    return in_pieces(label) or label.startswith("priority")
+
+
+def default_of(workload: Workload) -> str:
+    """The label of what `strategy=auto` is there. All processes call it."""
+    choice = choose(workload.mesh, _gradient_bytes(workload))
+    return choice.strategy + (f":{choice.bucket_bytes // MiB}MiB" if choice.bucket_bytes else "")
+
+
+def _gradient_bytes(workload: Workload) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in workload.shapes)
+
+
+def candidates(workload: Workload, default: str) -> dict[str, Plan]:
     """Plans by label, each once; XLA's own first, then the default.
 
     Under `xla` BatchNorm's statistics are those of all devices: it is timed all the same, as what others are compared
@@ -95,7 +111,7 @@ def candidates(workload: Workload) -> dict[str, Plan]:
     """
     found: dict[str, Plan] = {}
     seen = set()
-    for label in _labels(workload):
+    for label in _labels(workload, default):
         plan = Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
         reducer = plan.strategy.reducer
         sent = reducer.plan(workload.shapes, workload.mesh.shape).collectives if isinstance(reducer, Reducer) else label
@@ -105,11 +121,13 @@ def candidates(workload: Workload) -> dict[str, Plan]:
     return found
 
 
-def _labels(workload: Workload) -> Iterator[str]:
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in workload.shapes)
+def _labels(workload: Workload, default: str) -> Iterator[str]:
+    total = _gradient_bytes(workload)
     pieces = crosses_steps(labelled_strategy("priority"), workload.mesh)
     names = ["hierarchical", "ddp", "horovod"] + ["blueconnect"] * (min(workload.mesh.shape.values()) > 1)
-    yield from (BY_XLA, DEFAULT, "flat", "per_leaf")
+    # Of plans that are the same the first one stays, so what is to be timed comes first.
+    yield from (BY_XLA, default, *(label for label in _PROBES if pieces or not _several_programs(label)))
+    yield from ("flat", "per_leaf")
     for size in _SIZES[: 1 + sum(byte_size(each) < total for each in _SIZES)]:
         for name in names:
             yield f"{name}:{size}"
@@ -121,14 +139,15 @@ def _labels(workload: Workload) -> Iterator[str]:
 
 def tune(workload: Workload) -> Tuned:
     """Predict all candidates and time the best. All processes call it with the same workload."""
-    plans = candidates(workload)
+    default = default_of(workload)
+    plans = candidates(workload, default)
     tasks: dict[str, TimedProgram] = {}
     median: dict[str, float] = {}
     steps = 0
 
     def time(labels: Iterable[str], rounds: int, count: int) -> None:
         nonlocal steps
-        labels = list(labels)
+        labels = list(dict.fromkeys(labels))
         for label in labels:
             if label not in tasks:
                 tasks[label] = full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
@@ -138,7 +157,7 @@ def tune(workload: Workload) -> Tuned:
 
     # 1. Measure, and learn from a few plans.
     parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
-    time([label for label in (BY_XLA, DEFAULT, *_PROBES) if label in plans], *_FIRST)
+    time([label for label in (BY_XLA, default, *_PROBES) if label in plans], *_FIRST)
     learned = [label for label in median if label != BY_XLA]
     parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
     # 2. Predict all, and time the most promising of the others.
@@ -146,30 +165,30 @@ def tune(workload: Workload) -> Tuned:
     time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)
     # 3. The last rounds, and the choice.
     fastest = sorted(median, key=median.__getitem__)[:_PROMISING]
-    last = dict.fromkeys([*fastest, DEFAULT, BY_XLA])
+    last = dict.fromkeys([*fastest, default, BY_XLA])
     time(last, *_LAST)
     stats = bool(jax.tree.leaves(workload.first_state.stats))
-    best, why = chosen({label: median[label] for label in last}, same_by_xla=not stats)
+    best, why = chosen({label: median[label] for label in last}, default, same_by_xla=not stats)
     rows = [Row(label, each, median.get(label), label in learned) for label, each in predicted.items()]
     rows.sort(key=lambda row: (row.measured is None, row.measured or row.predicted))
-    return Tuned(best, why, tuple(rows), parts, steps)
+    return Tuned(best, why, default, tuple(rows), parts, steps)
 
 
-def chosen(measured: dict[str, float], same_by_xla: bool) -> tuple[str, str]:
+def chosen(measured: Mapping[str, float], default: str, same_by_xla: bool) -> tuple[str, str]:
     """The plan to use, and why.
 
     Args:
         measured: seconds a step.
+        default: which of them is used without a setting.
         same_by_xla: whether the network has no running statistics, which are others under `xla`.
 
-    >>> chosen({"xla": 9.0, "hierarchical:4MiB": 4.0, "ddp:1MiB": 3.0}, same_by_xla=True)
-    ('ddp:1MiB', '3000.0 ms a step, the default hierarchical:4MiB 4000.0, xla 9000.0')
+    >>> chosen({"xla": 9.0, "ddp:4MiB": 4.0, "ddp:1MiB": 3.0}, "ddp:4MiB", same_by_xla=True)
+    ('ddp:1MiB', '3000.0 ms a step, the default ddp:4MiB 4000.0, xla 9000.0')
     """
-    allowed: Sequence[str] = [label for label in measured if label != BY_XLA or same_by_xla]
-    best = min(allowed, key=measured.__getitem__)
     ms = {label: f"{seconds * 1e3:.1f}" for label, seconds in measured.items()}
-    if best != DEFAULT and measured[best] > _WORTH * measured[DEFAULT]:
+    best = min((label for label in measured if label != BY_XLA or same_by_xla), key=measured.__getitem__)
+    if best != default and measured[best] > _WORTH * measured[default]:
         near = f"{best} {ms[best]} is less than 2 % faster"
-        return DEFAULT, f"the default takes {ms[DEFAULT]} ms a step, {near}, xla {ms[BY_XLA]}"
-    beside = [f"the default {DEFAULT} {ms[DEFAULT]}"] * (best != DEFAULT) + [f"xla {ms[BY_XLA]}"] * (best != BY_XLA)
+        return default, f"the default takes {ms[default]} ms a step, {near}, xla {ms[BY_XLA]}"
+    beside = [f"the default {default} {ms[default]}"] * (best != default) + [f"xla {ms[BY_XLA]}"] * (best != BY_XLA)
     return best, f"{ms[best]} ms a step, {', '.join(beside)}"

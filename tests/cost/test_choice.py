@@ -25,6 +25,14 @@ def test_one_device_says_that_nothing_travels():
     assert "nothing travels" in choose(make_mesh(1, jax.devices()[:1]), 10**6).why
 
 
+def test_one_device_a_process_cuts_no_gradient(monkeypatch):
+    monkeypatch.delattr(choice, "measured_row")
+    monkeypatch.setattr(choice, "_processes", lambda mesh: 8)
+    found = choose(make_mesh(8), 10**9)
+    assert (found.strategy, found.bucket_bytes) == ("ddp", 4 * MiB)
+    assert "no gradient is cut" in found.why
+
+
 @pytest.mark.parametrize(("slower", "chosen"), [("ddp", "hierarchical"), ("hierarchical", "ddp")])
 def test_the_way_that_sums_sooner_is_chosen(slower, chosen, monkeypatch):
     """Where it is measured, by both ways on the same message, of at most a bucket."""

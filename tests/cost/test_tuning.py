@@ -13,7 +13,7 @@ from jaxnet.cost.fit import Curve, Line, fitted, rising
 from jaxnet.cost.prediction import Learned, Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.step_bench import labelled_strategy
-from jaxnet.cost.tuning import DEFAULT, candidates, chosen, settings, tune
+from jaxnet.cost.tuning import candidates, chosen, default_of, settings, tune
 from jaxnet.cost.workloads import LOSSES, synthetic
 from jaxnet.errors import InputError
 from support.programs import ROOT
@@ -147,11 +147,14 @@ def test_parts_are_moments_in_order(workload):
         measured_parts(workload, {("all-to-all", AXES)})
 
 
+DEFAULT = "hierarchical:4MiB"  # on several devices of a process
+
+
 # ---- The choice -----------------------------------------------------------------------------------------
 
 
 def test_every_plan_is_a_candidate_once(workload):
-    found = candidates(workload)
+    found = candidates(workload, default_of(workload))
     assert list(found)[:2] == ["xla", DEFAULT]
     assert {"flat", "per_leaf", "ddp:512KiB", "blueconnect:1MiB"} <= set(found)
     assert "horovod:2MiB" in found  # during backward; the same message as flat's, which travels after it
@@ -175,7 +178,7 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
     monkeypatch.setattr(tuning, "predicted_step", lambda parts, each, _: times.get(each.strategy.label, 11.0))
     monkeypatch.setattr(tuning, "calibrated", lambda parts, timed, _: parts)
     monkeypatch.setattr(
-        tuning, "candidates", lambda _: {label: plan(label) for label in ("xla", DEFAULT, "per_leaf", "ddp:512KiB")}
+        tuning, "candidates", lambda *_: {label: plan(label) for label in ("xla", DEFAULT, "per_leaf", "ddp:512KiB")}
     )
     found = tune(workload)
     assert found.best == "ddp:512KiB"
@@ -188,7 +191,7 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
 @given(st.dictionaries(st.sampled_from(["ddp:1MiB", "flat", "per_leaf"]), st.floats(0.1, 10)), st.booleans())
 def test_what_is_chosen_is_never_slower_than_the_default_or_xla(others, same):
     measured = {"xla": 4.0, DEFAULT: 5.0, **others}
-    best, why = chosen(measured, same_by_xla=same)
+    best, why = chosen(measured, DEFAULT, same_by_xla=same)
     fastest = min(seconds for label, seconds in measured.items() if same or label != "xla")
     assert measured[best] <= fastest / 0.98
     assert best in why or "default" in why or "ms a step" in why
