@@ -11,11 +11,12 @@
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
-from jaxnet.comm import MiB, Reducer, platform_of
+from jaxnet.comm import Collective, MiB, Reducer, platform_of
 from jaxnet.cost.choice import choose
 from jaxnet.cost.prediction import Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
 from jaxnet.cost.rounds import WARMUP_STEPS, interleave
@@ -114,11 +115,19 @@ def candidates(workload: Workload, default: str) -> dict[str, Plan]:
     for label in _labels(workload, default):
         plan = Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
         reducer = plan.strategy.reducer
-        sent = reducer.plan(workload.shapes, workload.mesh.shape).collectives if isinstance(reducer, Reducer) else label
+        sent = _sent(reducer, workload) if isinstance(reducer, Reducer) else label
         if (sent, plan.kind, plan.strategy.schedule) not in seen:
             seen.add((sent, plan.kind, plan.strategy.schedule))
             found[label] = plan
     return found
+
+
+def _sent(reducer: Reducer, workload: Workload) -> tuple[Collective, ...]:
+    """What travels, over axes that join devices: so strategies that differ in other axes alone are one plan."""
+    sizes = workload.mesh.shape
+    collectives = reducer.plan(workload.shapes, sizes).collectives
+    joined = [replace(each, axes=tuple(axis for axis in each.axes if sizes[axis] > 1)) for each in collectives]
+    return tuple(each for each in joined if each.size > 1)
 
 
 def _labels(workload: Workload, default: str) -> Iterator[str]:

@@ -163,6 +163,14 @@ def test_every_plan_is_a_candidate_once(workload):
     assert not any("pieces" in label or "priority" in label for label in found)  # of several devices a process
 
 
+def test_strategies_that_differ_in_axes_of_one_device_are_one_plan():
+    """Between hosts of one device each `hierarchical` is `ddp`, where no gradient is cut."""
+    alone = synthetic("small", LOSSES["small"], SIZES, make_mesh(2, jax.devices()[:2]))
+    found = candidates(alone, "ddp:512KiB")
+    assert "ddp:512KiB" in found
+    assert "hierarchical:512KiB" not in found
+
+
 def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
     """Of made-up times, in which one plan is clearly the fastest: it is found, though nothing was learned from it."""
     times = {"xla": 12.0, DEFAULT: 10.5, "ddp:512KiB": 6.0}

@@ -33,7 +33,7 @@ SHELL = [block for page in PAGES for block in blocks(page, "sh")]
 REFUSED = [block for block in SHELL if (block.output or "").startswith("error: ")]
 SHOWN = [block for block in SHELL if block.text.startswith("jaxnet plan") and block.output]
 COMMANDS = [(block, line) for block in SHELL if block not in [*REFUSED, *SHOWN] for line in block.text.splitlines()]
-LOOKED_AT = {"bench", "timeline", "predict", "export", "data", "import", "doctor", "report"}  # options alone
+LOOKED_AT = {"bench", "tune", "timeline", "predict", "export", "data", "import", "doctor", "report"}  # options alone
 TROUBLES = (ROOT / "docs/guide/troubleshoot.md").read_text()
 MESSAGES = re.findall(r"^\| `([^`]+)` \|", TROUBLES, re.MULTILINE)
 

@@ -263,7 +263,7 @@ def test_what_a_run_leaves_in_its_workdir(run, tmp_path):
     assert all(training < line.keys() for line in lines.values())
     assert list(metrics(tmp_path, "test")) == [22, 45, STEPS]  # 22.45 steps are an epoch
     final = summary(tmp_path)
-    assert (final["finished"], final["strategy"], final["processes"]) == (True, "hierarchical", 2)
+    assert (final["finished"], final["strategy"], final["processes"]) == (True, "ddp", 2)
     assert final["loss"] > 0
     assert 0.5 < final["accuracy"] <= 1
     assert 0 <= final["data_wait_fraction"] < 1
