@@ -10,6 +10,7 @@ from jaxnet.cli.bench import add_workload, asked_workload, check_workload, print
 from jaxnet.command_line import Commands
 
 if TYPE_CHECKING:
+    from jaxnet.cost.fit import Line
     from jaxnet.cost.tuning import Tuned
 
 _DESCRIPTION = """\
@@ -95,8 +96,10 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
     yield f"train with: {settings(found.best)}"
 
 
-def _curve(line: Any) -> str:
+def _curve(line: "Line") -> str:
     if not line.fits:
         return f"no line (a median is {line.worst:.0%} off): read between what was measured"
-    rate = f"{1e-6 / line.per_byte:,.1f} MB/s" if line.per_byte else "no matter how many bytes"
-    return f"{line.latency * 1e3:.2f} ms and {rate} ({1e-6 / line.high:,.1f} to {1e-6 / max(line.low, 1e-15):,.1f})"
+    if not line.per_byte:
+        return f"{line.latency * 1e3:.2f} ms, no matter how many bytes"
+    most = f"{1e-6 / line.low:,.1f}" if line.low > 0 else "any"
+    return f"{line.latency * 1e3:.2f} ms and {1e-6 / line.per_byte:,.1f} MB/s ({1e-6 / line.high:,.1f} to {most})"
