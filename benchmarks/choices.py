@@ -10,10 +10,11 @@ an interruption. Links of a rate need Linux and root, as `jaxnet lab` does. Run 
 import argparse
 import itertools
 import json
+import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from jaxnet.cost.shapes import SIZES
 MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
 LINKS = ("loopback", "1gbit", "250mbit")
 STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "hierarchical:25MiB", "priority")
+_LIMIT_SECONDS = 1500
 
 
 class Layout(NamedTuple):
@@ -69,8 +71,7 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
     import jax
 
     from jaxnet.cluster.start import start
-    from jaxnet.comm import MiB, make_mesh
-    from jaxnet.config.check import bytes_of
+    from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
     from jaxnet.cost.choice import choose
     from jaxnet.cost.rounds import interleave, seconds_a_step, warm_up
@@ -85,8 +86,8 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
         workload = named_workload(model, mesh)
     else:
         workload = workload_of(model, load_config(ROOT / f"configs/{model}.py"), mesh)
-    choice = choose(mesh, bytes_of(workload.params))
-    chosen = f"{choice.strategy}:{(choice.bucket_bytes or 0) // MiB}MiB"
+    choice = choose(mesh, workload.gradient_bytes)
+    chosen = choice.label
     tasks = {name: full_step(workload, labelled_strategy(name)) for name in dict.fromkeys([*strategies, chosen])}
     for task in tasks.values():
         warm_up(task)
@@ -94,14 +95,17 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
     steps = max(2, min(30, round(seconds / slowest)))
     times = {name: [1e3 * each for each in found] for name, found in interleave(tasks, rounds, steps).items()}
     if jax.process_index() == 0:
-        print("RESULT " + json.dumps({"choice": chosen, "why": choice.why, "steps": steps, "ms": times}))
+        print(json.dumps({"choice": chosen, "why": choice.why, "steps": steps, "ms": times}))
 
 
 # ---- Around the jobs ------------------------------------------------------------------------------------
 
 
-def job(cell: Cell, arguments: Sequence[str]) -> list[str]:
-    """The command that runs Python with `arguments` on all hosts of a cell; two hosts have a core each."""
+def answer(cell: Cell, arguments: Sequence[str]) -> dict[str, Any]:
+    """The row of a cell: the JSON that process 0 prints when Python runs with `arguments` on all hosts.
+
+    Two hosts have a core each.
+    """
     layout = LAYOUTS[cell.layout]
     devices = ["--devices-per-process", str(layout.devices)]
     if cell.link == "loopback":
@@ -109,20 +113,21 @@ def job(cell: Cell, arguments: Sequence[str]) -> list[str]:
     else:
         own_core = ["--cpus-per-host", "1"] if layout.processes == 2 else []
         launch = ["lab", "--hosts", str(layout.processes), "--rate", cell.link, *devices, *own_core]
-    return [sys.executable, "-m", "jaxnet", *launch, "--", sys.executable, *arguments]
+    command = [sys.executable, "-m", "jaxnet", *launch, "--", sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if not re.match(r"\[[1-9]", line)]
+    begin = next((number for number, line in enumerate(lines) if line.startswith("{")), None)
+    if begin is None:
+        raise SystemExit(f"{cell.name}: no result\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    found, _ = json.JSONDecoder().raw_decode("\n".join(lines[begin:]))
+    return {"cell": cell.name, **found}
 
 
 def measured(cell: Cell, strategies: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
     """The row of a cell."""
     given = [part for strategy in strategies for part in ("--strategy", strategy)]
     worker = ["-m", "benchmarks.choices", "--work", cell.model, *given]
-    command = job(cell, [*worker, "--rounds", str(rounds), "--seconds", str(seconds)])
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
-    for line in done.stdout.splitlines():
-        _, found, result = line.partition("RESULT ")
-        if found:
-            return {"cell": cell.name, **json.loads(result)}
-    raise SystemExit(f"{cell.name}: no result\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return answer(cell, [*worker, "--rounds", str(rounds), "--seconds", str(seconds)])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -147,15 +152,39 @@ def of_cell(cell: Cell, strategies: Sequence[str]) -> list[str]:
     return [name for name in strategies if name != "priority" or (layout.devices == 1 and layout.processes > 1)]
 
 
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which cells."""
+    parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--layout", action="append", choices=LAYOUTS)
+    parser.add_argument("--link", action="append", choices=LINKS)
+    parser.add_argument("--table", action="store_true", help="print the file as a table, and measure nothing")
+
+
+def fill(
+    args: argparse.Namespace,
+    row_of: Callable[[Cell], dict[str, Any]],
+    table: Callable[[Sequence[dict[str, Any]]], Iterator[str]],
+    line: Callable[[dict[str, Any]], str],
+) -> None:
+    """Measure the cells that are asked for and not in the file yet; or print its table."""
+    rows = {row["cell"]: row for row in read_rows(args.out)}
+    if args.table:
+        print("\n".join(table(list(rows.values()))))
+        return
+    for cell in cells(args.model or MODELS, args.layout or list(LAYOUTS), args.link or LINKS):
+        if cell.name not in rows:
+            row = row_of(cell)
+            with args.out.open("a") as file:
+                print(json.dumps(row), file=file)
+            print(line(row), flush=True)
+
+
 def main() -> None:
     """Measure the cells that are asked for and not in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--model", action="append", choices=MODELS)
-    parser.add_argument("--layout", action="append", choices=LAYOUTS)
-    parser.add_argument("--link", action="append", choices=LINKS)
+    add_cells(parser)
     parser.add_argument("--strategy", action="append")
-    parser.add_argument("--table", action="store_true", help="print the file as a table, and measure nothing")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of the slowest strategy in a round")
     parser.add_argument("--work", metavar="MODEL", help=argparse.SUPPRESS)
@@ -164,16 +193,8 @@ def main() -> None:
     if args.work:
         work(args.work, strategies, args.rounds, args.seconds)
         return
-    rows = {row["cell"]: row for row in read_rows(args.out)}
-    if args.table:
-        print("\n".join(table(list(rows.values()))))
-        return
-    for cell in cells(args.model or MODELS, args.layout or list(LAYOUTS), args.link or LINKS):
-        if cell.name not in rows:
-            row = measured(cell, of_cell(cell, strategies), args.rounds, args.seconds)
-            with args.out.open("a") as file:
-                print(json.dumps(row), file=file)
-            print(list(table([row]))[-1], flush=True)
+    row_of = lambda cell: measured(cell, of_cell(cell, strategies), args.rounds, args.seconds)  # noqa: E731
+    fill(args, row_of, table, line=lambda row: list(table([row]))[-1])
 
 
 if __name__ == "__main__":

@@ -8,29 +8,19 @@ the file are not measured again. Run nothing beside it.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.choices import LAYOUTS, LINKS, MODELS, Cell, cells, job
-from benchmarks.compiling import ROOT, read_rows
+from benchmarks.choices import Cell, add_cells, answer, fill
 from jaxnet.cost.shapes import SIZES
-
-_LIMIT_SECONDS = 1500
 
 
 def tuned(cell: Cell) -> dict[str, Any]:
     """What `jaxnet tune` says there."""
     model = ["--model", cell.model] if cell.model in SIZES else ["--config", f"configs/{cell.model}.py"]
-    command = job(cell, ["-m", "jaxnet", "tune", "--json", *model])
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
-    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if line.startswith("[0] ")]
-    if "{" not in lines:
-        raise SystemExit(f"{cell.name}: no result\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    return {"cell": cell.name, **json.loads("\n".join(lines[lines.index("{") :]))}
+    return answer(cell, ["-m", "jaxnet", "tune", "--json", *model])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -60,21 +50,8 @@ def main() -> None:
     """Measure the cells that are asked for and not in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", action="append", choices=MODELS)
-    parser.add_argument("--layout", action="append", choices=LAYOUTS)
-    parser.add_argument("--link", action="append", choices=LINKS)
-    parser.add_argument("--table", action="store_true", help="print the file as a table, and measure nothing")
-    args = parser.parse_args()
-    rows = {row["cell"]: row for row in read_rows(args.out)}
-    if args.table:
-        print("\n".join(table(list(rows.values()))))
-        return
-    for cell in cells(args.model or MODELS, args.layout or list(LAYOUTS), args.link or LINKS):
-        if cell.name not in rows:
-            row = tuned(cell)
-            with args.out.open("a") as file:
-                print(json.dumps(row), file=file)
-            print(f"{cell.name}: {row['best']}: {row['why']}", flush=True)
+    add_cells(parser)
+    fill(parser.parse_args(), tuned, table, line=lambda row: f"{row['cell']}: {row['best']}: {row['why']}")
 
 
 if __name__ == "__main__":

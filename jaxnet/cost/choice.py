@@ -46,6 +46,11 @@ class Choice(NamedTuple):
     bucket_bytes: int | None
     why: str
 
+    @property
+    def label(self) -> str:
+        """The strategy as `jaxnet bench step --strategy` takes it."""
+        return self.strategy + (f":{self.bucket_bytes // MiB}MiB" if self.bucket_bytes else "")
+
 
 def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
     """The strategy for gradients of so many bytes in all. All processes call it: it sends messages if it `measures`.

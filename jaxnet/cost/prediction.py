@@ -18,6 +18,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, Reducer, Strategy, messages_of
+from jaxnet.comm import AXES, AxisSizes, Collective, Reducer, Strategy, messages_of
 from jaxnet.cost.bounds import BY_XLA
 from jaxnet.cost.collectives import TRANSFERS, Transfer, make_program, measured_times
 from jaxnet.cost.fit import Curve, fitted, rising
@@ -113,12 +114,11 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> float:
     messages = messages_of(reducer, workload.shapes, sizes, order)
     # 1. When each message may leave, and for how long it takes which links.
     seconds = lambda each, bytes_: parts.curves[each.kind, each.axes].seconds(bytes_)  # noqa: E731
-    plans = [messages.reducer.plan(spec, sizes).collectives for spec in messages.specs]
-    stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent if each.size > 1] for sent in plans]
+    plans = [travelling(messages.reducer.plan(spec, sizes).collectives, sizes) for spec in messages.specs]
+    stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent] for sent in plans]
     begins = [max(parts.ready[order[piece.leaf]] for piece in bucket.pieces) for bucket in messages.buckets.buckets]
     if strategy.kind == "xla":  # it merges its messages, and sends when backward has ended
-        whole = sum(map(_bytes, workload.shapes))
-        stages, begins = [[("link", seconds(plans[0][0], whole))]], [parts.gradients]
+        stages, begins = [[("link", seconds(plans[0][0], workload.gradient_bytes))]], [parts.gradients]
     if strategy.schedule == "after":
         begins = [parts.gradients] * len(begins)
     # 2. Across the end of the step, or before it.
@@ -176,9 +176,23 @@ def _least_wrong(parts: Parts, kind: str, timed: Sequence[tuple[Plan, float]], w
 
 def ways_of(strategies: Iterable[Strategy], workload: Workload) -> set[Way]:
     """The ways in which strategies that sum message by message send."""
-    reducers = [strategy.reducer or BY_XLA for strategy in strategies]
-    plans = [each.plan(workload.shapes, workload.mesh.shape) for each in reducers if isinstance(each, Reducer)]
-    return {(each.kind, each.axes) for plan in plans for each in plan.collectives if each.size > 1}
+    reducers, sizes = [strategy.reducer or BY_XLA for strategy in strategies], workload.mesh.shape
+    plans = [each.plan(workload.shapes, sizes).collectives for each in reducers if isinstance(each, Reducer)]
+    return {(each.kind, each.axes) for plan in plans for each in travelling(plan, sizes)}
+
+
+def travelling(collectives: Iterable[Collective], axis_sizes: AxisSizes) -> tuple[Collective, ...]:
+    """Those that join devices, over the axes that do.
+
+    >>> [sent] = travelling([Collective("all-reduce", ("host", "device"), 2, 100, "float32")], {"host": 2, "device": 1})
+    >>> sent.axes
+    ('host',)
+    """
+    return tuple(
+        replace(each, axes=tuple(axis for axis in each.axes if axis_sizes[axis] > 1))
+        for each in collectives
+        if each.size > 1
+    )
 
 
 def measured_parts(workload: Workload, ways: Iterable[Way]) -> Parts:
@@ -188,19 +202,15 @@ def measured_parts(workload: Workload, ways: Iterable[Way]) -> Parts:
         InputError: there is no such collective to time.
     """
     order, mesh = workload.order, workload.mesh
-    sizes = [_bytes(workload.shapes[leaf]) for leaf in order]
+    sizes = [workload.shapes[leaf].size * workload.shapes[leaf].dtype.itemsize for leaf in order]
     cuts = _cuts(sizes)
     tasks = {0: partial_gradient(workload, ())} | {end: partial_gradient(workload, order[:end]) for end in cuts}
     times = interleave({**tasks, -1: compute_only(workload)}, _ROUNDS, _STEPS)
     forward, *moments, step = rising([float(np.median(times[key])) for key in [*tasks, -1]])
     known = dict(zip(order, _between(sizes, cuts, [forward, *moments]), strict=True))
     ready = tuple(known[leaf] for leaf in range(len(order)))
-    curves = {way: _curve(mesh, way, sum(sizes)) for way in sorted(ways)}
-    return Parts(forward, ready, moments[-1], step, curves, _share(mesh, sum(sizes)))
-
-
-def _bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    return leaf.size * leaf.dtype.itemsize
+    curves = {way: _curve(mesh, way, workload.gradient_bytes) for way in sorted(ways)}
+    return Parts(forward, ready, moments[-1], step, curves, _share(mesh, workload.gradient_bytes))
 
 
 def _cuts(sizes: Sequence[int]) -> list[int]:

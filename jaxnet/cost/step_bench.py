@@ -46,7 +46,7 @@ def labelled_strategy(label: str, bucket_bytes: int | None = None, platform: str
     >>> labelled_strategy("hierarchical:4MiB").name
     'hierarchical'
     """
-    name, size = _with_size(label.removesuffix(_PIECES))
+    name, size = name_and_size(label)
     try:
         own = named_strategy(name, byte_size(size) if size else None, platform=platform)
     except ValueError as error:
@@ -64,10 +64,15 @@ def labelled_strategy(label: str, bucket_bytes: int | None = None, platform: str
         return own
 
 
-def _with_size(label: str) -> tuple[str, str]:
-    """The name with its settings, and the size of buckets, which is no `key=value`; empty if there is none."""
-    name, colon, last = label.rpartition(":")
-    return (name, last) if colon and "=" not in last else (label, "")
+def name_and_size(label: str) -> tuple[str, str]:
+    """The name with its settings, and the size of buckets, which is no `key=value`; empty if there is none.
+
+    >>> name_and_size("ddp:4MiB+pieces"), name_and_size("top_k:fraction=0.1")
+    (('ddp', '4MiB'), ('top_k:fraction=0.1', ''))
+    """
+    strategy = label.removesuffix(_PIECES)
+    name, colon, last = strategy.rpartition(":")
+    return (name, last) if colon and "=" not in last else (strategy, "")
 
 
 # ---- The profiler's trace of a few steps of each strategy, which `jaxnet timeline` reads and draws ----

@@ -11,17 +11,16 @@
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
-from jaxnet.comm import Collective, MiB, Reducer, platform_of
+from jaxnet.comm import Reducer, platform_of
 from jaxnet.cost.choice import choose
-from jaxnet.cost.prediction import Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
+from jaxnet.cost.prediction import Parts, Plan, calibrated, measured_parts, predicted_step, travelling, ways_of
 from jaxnet.cost.rounds import WARMUP_STEPS, interleave
 from jaxnet.cost.shapes import byte_size
-from jaxnet.cost.step_bench import in_pieces, labelled_strategy
+from jaxnet.cost.step_bench import in_pieces, labelled_strategy, name_and_size
 from jaxnet.cost.steps import TimedProgram, full_step
 from jaxnet.cost.workloads import Workload
 from jaxnet.parallel.pieces import crosses_steps
@@ -85,23 +84,14 @@ def settings(label: str) -> str:
     >>> settings("ddp:4MiB+pieces")
     'strategy=ddp bucket_bytes=4194304 mode=pieces'
     """
-    name, _, size = label.removesuffix("+pieces").partition(":")
+    name, size = name_and_size(label)
     given = [f"strategy={name}", *([f"bucket_bytes={byte_size(size)}"] if size else [])]
     return " ".join([*given, *(["mode=pieces"] if in_pieces(label) else [])])
 
 
-def _several_programs(label: str) -> bool:
-    return in_pieces(label) or label.startswith("priority")
-
-
 def default_of(workload: Workload) -> str:
     """The label of what `strategy=auto` is there. All processes call it."""
-    choice = choose(workload.mesh, _gradient_bytes(workload))
-    return choice.strategy + (f":{choice.bucket_bytes // MiB}MiB" if choice.bucket_bytes else "")
-
-
-def _gradient_bytes(workload: Workload) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in workload.shapes)
+    return choose(workload.mesh, workload.gradient_bytes).label
 
 
 def candidates(workload: Workload, default: str) -> dict[str, Plan]:
@@ -110,40 +100,31 @@ def candidates(workload: Workload, default: str) -> dict[str, Plan]:
     Under `xla` BatchNorm's statistics are those of all devices: it is timed all the same, as what others are compared
     with.
     """
+    several_programs = crosses_steps(labelled_strategy("priority"), workload.mesh)
+    sizes = workload.mesh.shape
     found: dict[str, Plan] = {}
     seen = set()
     for label in _labels(workload, default):
         plan = Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
+        if plan.kind != "one program" and not several_programs:
+            continue
         reducer = plan.strategy.reducer
-        sent = _sent(reducer, workload) if isinstance(reducer, Reducer) else label
-        if (sent, plan.kind, plan.strategy.schedule) not in seen:
-            seen.add((sent, plan.kind, plan.strategy.schedule))
+        messages = reducer.plan(workload.shapes, sizes).collectives if isinstance(reducer, Reducer) else ()
+        same = (travelling(messages, sizes), plan.kind, plan.strategy.when)
+        if same not in seen:
+            seen.add(same)
             found[label] = plan
     return found
 
 
-def _sent(reducer: Reducer, workload: Workload) -> tuple[Collective, ...]:
-    """What travels, over axes that join devices: so strategies that differ in other axes alone are one plan."""
-    sizes = workload.mesh.shape
-    collectives = reducer.plan(workload.shapes, sizes).collectives
-    joined = [replace(each, axes=tuple(axis for axis in each.axes if sizes[axis] > 1)) for each in collectives]
-    return tuple(each for each in joined if each.size > 1)
-
-
 def _labels(workload: Workload, default: str) -> Iterator[str]:
-    total = _gradient_bytes(workload)
-    pieces = crosses_steps(labelled_strategy("priority"), workload.mesh)
-    names = ["hierarchical", "ddp", "horovod"] + ["blueconnect"] * (min(workload.mesh.shape.values()) > 1)
     # Of plans that are the same the first one stays, so what is to be timed comes first.
-    yield from (BY_XLA, default, *(label for label in _PROBES if pieces or not _several_programs(label)))
-    yield from ("flat", "per_leaf")
-    for size in _SIZES[: 1 + sum(byte_size(each) < total for each in _SIZES)]:
+    yield from (BY_XLA, default, *_PROBES, "flat", "per_leaf")
+    names = ["hierarchical", "ddp", "horovod"] + ["blueconnect"] * (min(workload.mesh.shape.values()) > 1)
+    for size in _SIZES[: 1 + sum(byte_size(each) < workload.gradient_bytes for each in _SIZES)]:
         for name in names:
-            yield f"{name}:{size}"
-            if pieces:
-                yield f"{name}:{size}+pieces"
-        if pieces:
-            yield f"priority:{size}"
+            yield from (f"{name}:{size}", f"{name}:{size}+pieces")
+        yield f"priority:{size}"
 
 
 def tune(workload: Workload) -> Tuned:

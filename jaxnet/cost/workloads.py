@@ -77,6 +77,11 @@ class Workload:
         """The leaves of `params`."""
         return jax.tree.leaves(self.params)
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all gradients."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in self.shapes)
+
     @cached_property
     def first_state(self) -> TrainState:
         """The whole state before the first step, on every device; not to be donated."""

@@ -147,10 +147,9 @@ def test_parts_are_moments_in_order(workload):
         measured_parts(workload, {("all-to-all", AXES)})
 
 
-DEFAULT = "hierarchical:4MiB"  # on several devices of a process
-
-
 # ---- The choice -----------------------------------------------------------------------------------------
+
+DEFAULT = "hierarchical:4MiB"  # on several devices of a process
 
 
 def test_every_plan_is_a_candidate_once(workload):
@@ -202,7 +201,7 @@ def test_what_is_chosen_is_never_slower_than_the_default_or_xla(others, same):
     best, why = chosen(measured, DEFAULT, same_by_xla=same)
     fastest = min(seconds for label, seconds in measured.items() if same or label != "xla")
     assert measured[best] <= fastest / 0.98
-    assert best in why or "default" in why or "ms a step" in why
+    assert f"{measured[best] * 1e3:.1f} ms a step" in why
     assert same or best != "xla"
 
 
