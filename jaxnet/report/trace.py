@@ -22,7 +22,7 @@ from jax.profiler import ProfileData
 from jaxnet.errors import InputError
 from jaxnet.files import read_bounded
 from jaxnet.report.programs import TracedProgram, read_program
-from jaxnet.report.xspace import read_metadata
+from jaxnet.report.xspace import read_programs, read_start
 
 _HOW = "make one with profile.steps=3 of train.py, or with jax.profiler.trace(DIRECTORY)"
 _SUFFIX = ".xplane.pb"
@@ -56,7 +56,7 @@ class Trace(NamedTuple):
 
     Attributes:
         process: its number.
-        programs: by `name(program id)`.
+        programs: those of the events, by `name(program id)`.
         events: the executed instructions of all programs.
         steps: numbers given by `jax.profiler.StepTraceAnnotation`, in order of time; empty if it was not used.
     """
@@ -111,11 +111,11 @@ def _process(file: Path, default: int) -> int:
 def _read(file: Path, process: int) -> Trace:
     try:
         content = read_bounded(file, _MOST_BYTES)
-        start, texts = read_metadata(content)
         with warnings.catch_warnings():
             # jaxlib's types lack a module name; where warnings are errors, that would abort Python 3.12.
             warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
-            events, steps = read_events(ProfileData.from_serialized_xspace(content), start)
+            events, steps = read_events(ProfileData.from_serialized_xspace(content), read_start(content))
+        texts = read_programs(content, {event.program for event in events})
         programs = {name: read_program(hlo) for name, hlo in texts.items()}
     except OSError as error:
         raise InputError(f"{file} cannot be read as a trace of the JAX profiler: {error.strerror}") from error

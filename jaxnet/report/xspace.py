@@ -4,8 +4,7 @@ A trace is an XSpace message (xplane.proto of XLA's profiler). It holds every pr
 program's name, so no other file is needed to understand it.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Container, Iterator
 
 from jaxlib.xla_client import hlo  # type: ignore[attr-defined]
 
@@ -99,38 +98,35 @@ _STAT_METADATA_ID, _STAT_UINT64, _STAT_BYTES = 1, 3, 6
 _HLO_MODULE = 1
 
 
-class TraceMetadata(NamedTuple):
-    """The start of a trace and its programs.
+def read_start(content: bytes) -> int:
+    """When a serialized XSpace began, in nanoseconds of the host's clock since 1970; 0 if it does not say.
 
-    Attributes:
-        start_ns: when it began, in nanoseconds of the host's clock since 1970; 0 if the trace does not say.
-        programs: optimized HLO text by `name(program id)`.
+    Raises ValueError if `content` is none.
     """
-
-    start_ns: int
-    programs: dict[str, str]
+    return max((_start(plane) for plane in _planes(content, "Task Environment")), default=0)
 
 
-def read_metadata(content: bytes) -> TraceMetadata:
-    """Read the start and the programs of a serialized XSpace; ValueError if `content` is none."""
-    start, programs = 0, dict[str, str]()
-    for plane in ProtoMessage(content).messages(_SPACE_PLANES):
-        if plane.text(_PLANE_NAME) == "/host:metadata":
-            programs.update(_programs(plane))
-        elif plane.text(_PLANE_NAME) == "Task Environment":
-            start = _start(plane)
-    return TraceMetadata(start, programs)
+def read_programs(content: bytes, names: Container[str]) -> dict[str, str]:
+    """The optimized HLO text of these programs, by `name(program id)`; a trace holds all that its process has loaded.
+
+    Raises ValueError if `content` is no XSpace.
+    """
+    return {name: text for plane in _planes(content, "/host:metadata") for name, text in _programs(plane, names)}
 
 
-def _programs(plane: ProtoMessage) -> Iterator[tuple[str, str]]:
+def _planes(content: bytes, name: str) -> Iterator[ProtoMessage]:
+    return (plane for plane in ProtoMessage(content).messages(_SPACE_PLANES) if plane.text(_PLANE_NAME) == name)
+
+
+def _programs(plane: ProtoMessage, names: Container[str]) -> Iterator[tuple[str, str]]:
     stat_names = _stat_names(plane)
     for entry in plane.messages(_PLANE_EVENT_METADATA):
         program = entry.message(_ENTRY_VALUE)
-        for stat in program.messages(_METADATA_STATS):
+        name = program.text(_METADATA_NAME)
+        for stat in program.messages(_METADATA_STATS) if name in names else ():
             if stat_names.get(stat.number(_STAT_METADATA_ID)) == "Hlo Proto":
                 module = stat.message(_STAT_BYTES).bytes(_HLO_MODULE)
-                text = hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
-                yield program.text(_METADATA_NAME), text
+                yield name, hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
 
 
 def _start(plane: ProtoMessage) -> int:
