@@ -73,10 +73,11 @@ def _prepared(config: "Config", mesh: "Mesh") -> "Experiment":
     """The experiment on this mesh; with the shapes of the data alone, and a warning, where the data are not here."""
     from jaxnet.training.prepare import prepare
 
-    return prepare(config, mesh, source=_source(config))
+    return prepare(config, mesh, source=source_for_plan(config))
 
 
-def _source(config: "Config") -> "Source":
+def source_for_plan(config: "Config") -> "Source":
+    """The training examples; of data that are not here the shapes alone, with a warning."""
     from jaxnet.data import open_for_plan
 
     source, missing = open_for_plan(config.data)
@@ -110,7 +111,7 @@ def _run_on(args: argparse.Namespace) -> int:
     from jaxnet.training.prepare import prepare
 
     config = load_config(args.config, *args.overrides)
-    source = _source(config)
+    source = source_for_plan(config)
     made = forecast(prepare(config, cluster.mesh(config.hosts), source=source), cluster)
     if args.png:
         write_png(made.picture, args.png)
@@ -202,7 +203,7 @@ def _strategies_on(args: argparse.Namespace) -> int:
     rows = []
     if not args.json:
         print(_ON_HEAD.format(cluster=cluster))
-    for name, made in forecasts(config, cluster, STRATEGIES, _source(config)):
+    for name, made in forecasts(config, cluster, STRATEGIES, source_for_plan(config)):
         rows.append({"name": name, "refused": str(made)} if isinstance(made, InputError) else _on_row(name, made))
         if not args.json:
             print(_on_line(rows[-1]), flush=True)

@@ -2,9 +2,10 @@
 
     v100-edr:4x8     four hosts of eight V100
     h100:128x8       also the GPUs that `jaxnet plan --on` compiles for
+    v5e:16x16/4      and its TPUs: four slices of 16 x 16 chips
 
-A link is what carries a message: `near` between the devices of a host, `far` between hosts. Rates are the makers'; what
-a collective reaches of them is `EFFICIENCY`, the same for all machines.
+A link is what carries a message: `near` between the devices of a host or of a TPU slice, `far` between hosts or slices.
+Rates are the makers'; what a collective reaches of them is `EFFICIENCY`, the same for all machines.
 """
 
 import re
@@ -12,22 +13,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxnet.cost.accelerators import ACCELERATORS
+from jaxnet.cost.accelerators import ACCELERATORS, Cluster
 from jaxnet.errors import InputError
 
-Protocol = Literal["nvlink", "pcie", "rdma", "tcp"]
+Protocol = Literal["nvlink", "pcie", "rdma", "tcp", "ici", "dcn"]
 
 EFFICIENCY: Mapping[Protocol, float] = {
     "nvlink": 0.85,  # assumed: what large all-reduces of NCCL reach
     "pcie": 0.75,  # assumed: packets, and devices that share a switch
     "rdma": 0.85,  # assumed
     "tcp": 0.57,  # Gloo's own benchmark: ring_chunked, 20 MB, 40 GbE, 4 nodes
+    "ici": 0.85,  # assumed: between the chips of a TPU slice
+    "dcn": 0.75,  # assumed: between slices, over the network of their hosts
 }
 LATENCY: Mapping[Protocol, float] = {
     "nvlink": 3.4e-6,  # NCCL's tuner: a hop of a ring, protocol Simple
     "pcie": 5.7e-6,  # likewise
     "rdma": 14e-6,  # likewise, over the network
     "tcp": 50e-6,  # assumed: the way through two kernels
+    "ici": 1e-6,  # jax-ml/scaling-book
+    "dcn": 20e-6,  # assumed
 }
 _MOST_DEVICES = 1 << 20
 
@@ -44,13 +49,18 @@ class Link:
     protocol: Protocol
     rate: float
 
-    def seconds(self, bytes_: float, hops: int) -> float:
+    @property
+    def reached(self) -> float:
+        """Bytes/s that a large collective reaches."""
+        return EFFICIENCY[self.protocol] * self.rate
+
+    def seconds(self, bytes_: float, hops: float) -> float:
         """From the first of so many bytes that leaves to the last that arrives, over so many hops one after another.
 
         >>> round(1e3 * Link("rdma", 12.5e9).seconds(106.25e6, hops=2), 3)
         10.028
         """
-        return hops * LATENCY[self.protocol] + bytes_ / (EFFICIENCY[self.protocol] * self.rate)
+        return hops * LATENCY[self.protocol] + bytes_ / self.reached
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ class Machine:
         near: between devices of a host.
         far: between hosts; all devices of a host share it.
         source: of the rates.
+        dims: of the torus that near devices form; 1: a ring.
     """
 
     name: str
@@ -72,6 +83,24 @@ class Machine:
     near: Link
     far: Link
     source: str
+    dims: int = 1
+
+    def hosts(self, devices: int) -> tuple[int, int]:
+        """How many hosts have so many devices, and how many each: as few hosts as there can be.
+
+        >>> MACHINES["h100"].hosts(64), MACHINES["h100"].hosts(4)
+        ((8, 8), (1, 4))
+        """
+        inside = min(devices, self.devices)
+        return devices // inside, inside
+
+    def near_hops(self, devices: int) -> float:
+        """From one of so many near devices to all others, one after another: around a ring along each dim.
+
+        >>> MACHINES["h100"].near_hops(8)
+        7.0
+        """
+        return self.dims * (devices ** (1 / self.dims) - 1)
 
 
 _GBIT = 1e9 / 8
@@ -96,6 +125,10 @@ _OLDER = (
             "DLPerf"),
     Machine("v100x4-edr", "4 V100, NVLink, EDR InfiniBand", 4, Link("nvlink", 150e9), Link("rdma", 100 * _GBIT),
             "Dell C4140"),
+    Machine("v100-dgx1", "8 V100, NVLink, 4 x EDR InfiniBand", 8, Link("nvlink", 150e9), Link("rdma", 400 * _GBIT),
+            "NVIDIA DGX-1V"),
+    Machine("v100-dgx2", "16 V100, NVSwitch, 8 x EDR InfiniBand", 16, Link("nvlink", 150e9), Link("rdma", 800 * _GBIT),
+            "NVIDIA DGX-2"),
     Machine("v100-pcie-40g", "8 V100, PCIe, 40 Gbit/s RoCE", 8, Link("pcie", 15.75e9), Link("rdma", 40 * _GBIT),
             "horovod#416"),
 )  # fmt: skip
@@ -113,7 +146,7 @@ MACHINES: dict[str, Machine] = {
 
 
 def machine_named(text: str) -> tuple[Machine, int, int]:
-    """A machine, the number of hosts and that of the devices of each, from its name.
+    """A machine, the number of hosts and that of the devices of each, from its name; of TPUs, slices and their chips.
 
     Raises:
         InputError: there is no such machine, or its hosts have fewer devices.
@@ -122,11 +155,16 @@ def machine_named(text: str) -> tuple[Machine, int, int]:
     >>> machine.far.rate, hosts, devices
     (12500000000.0, 4, 8)
     """
+    kind = ACCELERATORS.get(text.partition(":")[0])
+    if kind is not None and kind.platform == "tpu":
+        cluster = Cluster.named(text)
+        return _slices(cluster), cluster.slices, cluster.near_devices
     match = re.fullmatch(r"([a-z0-9-]+):([0-9]{1,7})x([0-9]{1,3})", text, re.ASCII)
     machine = MACHINES.get(match[1]) if match else None
     if match is None or machine is None:
         raise InputError(
-            f"--on {text}: wanted MACHINE:HOSTSxDEVICES, such as v100-edr:4x8; there are {', '.join(MACHINES)}"
+            f"--on {text}: wanted MACHINE:HOSTSxDEVICES, such as v100-edr:4x8, or TPUs such as v5e:16x16/4; there are "
+            f"{', '.join([*MACHINES, *_TPUS])}"
         )
     hosts, devices = int(match[2]), int(match[3])
     if not 1 <= devices <= machine.devices:
@@ -134,3 +172,14 @@ def machine_named(text: str) -> tuple[Machine, int, int]:
     if not 1 <= hosts * devices <= _MOST_DEVICES:
         raise InputError(f"--on {text}: wanted 1 to {_MOST_DEVICES:,} devices, got {hosts * devices:,}")
     return machine, hosts, devices
+
+
+_TPUS = [each.name for each in ACCELERATORS.values() if each.platform == "tpu"]
+
+
+def _slices(cluster: Cluster) -> Machine:
+    """TPU slices, each as a host whose chips are near each other."""
+    kind, chips = cluster.accelerator, cluster.near_devices
+    title = f"slices of {'x'.join(map(str, cluster.sizes))} {kind.title}"
+    near, far = Link("ici", cluster.near_rate), Link("dcn", kind.far * chips)
+    return Machine(kind.name, title, chips, near, far, "jax-ml/scaling-book", kind.dims)

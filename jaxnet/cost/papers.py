@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from flax.traverse_util import flatten_dict
 
-from jaxnet.comm import named_strategy
-from jaxnet.cost.machines import MACHINES
+from jaxnet.comm import Strategy, named_strategy
+from jaxnet.cost.machines import MACHINES, Machine
 from jaxnet.cost.simulation import Layer, Work, simulated
 from jaxnet.models.zoo import ZOO, parameter_flops
 
@@ -31,6 +31,7 @@ class Paper:
         batch: examples of a device.
         rate: examples a second of one device, from the same table unless `assumed` says otherwise.
         rows: (devices, examples a second of all, or the efficiency if it is at most 1).
+        base: devices beside which that efficiency is.
         strategy: what the system did, by the nearest of ours.
         dtype: of the gradients that travelled.
         assumed: what is not in the source.
@@ -47,19 +48,21 @@ class Paper:
     strategy: str = "ddp"
     dtype: str = "float32"
     assumed: str = ""
+    base: int = 1
 
 
 _TF = "tensorflow/docs, performance/benchmarks.md (May 2017)"
 _DLPERF = "Oneflow-Inc/DLPerf, dlperf_benchmark_test_report_v1.md"
+_NVIDIA = "NVIDIA/DeepLearningExamples, ResNet-50 v1.5, READMEs of 2020 to 2022"
 _PR44 = "horovod pull request #44"
 _HOROVOD = "Sergeev and Del Balso, 2018 (Horovod)"
 _ONE_FROM_44 = "the one-device rate is that of horovod pull request #44, on the same kind of machine"
 
 
-def _dgx1(network: str, batch: int, rate: float, *rows: float, **more: str) -> Paper:
+def _dgx1(network: str, batch: int, rate: float, *rows: float, assumed: str = "") -> Paper:
     return Paper(
         f"tf_dgx1_{network}_b{batch}", f"TensorFlow, DGX-1, {network}, batch {batch}", _TF, "p100-dgx1",
-        network, batch, rate, tuple(zip((2, 4, 8), rows, strict=True)), **more,
+        network, batch, rate, tuple(zip((2, 4, 8), rows, strict=True)), assumed=assumed,
     )  # fmt: skip
 
 
@@ -70,6 +73,16 @@ def _dlperf(system: str, network: str, batch: int, rate: float, *rows: float, dt
         f"{system}, 4 x 8 V100, EDR, {network}, batch {batch}, {'mixed precision' if half else 'float32'}",
         _DLPERF, "v100-edr", network, batch, rate, tuple(zip((8, 16, 32), rows, strict=True)), "ddp", dtype,
         "gradients travel as float16" if half else "",
+    )  # fmt: skip
+
+
+def _nvidia(system: str, machine: str, batch: int, rate: float, *rows: tuple[int, float], dtype: str) -> Paper:
+    return Paper(
+        f"nvidia_{system}_{machine.replace('-', '_')}_{'amp' if dtype == 'float16' else 'fp32'}",
+        f"{system}, {MACHINES[machine].title}, ResNet-50, batch {batch}, "
+        + ("mixed precision" if dtype == "float16" else "float32 (TF32 on A100)"),
+        _NVIDIA, machine, "resnet50", batch, rate, rows, dtype=dtype,
+        assumed="gradients travel as float16" if dtype == "float16" else "",
     )  # fmt: skip
 
 
@@ -98,6 +111,9 @@ _ALL = (
     Paper("caffe2_16_fp16", "Caffe2, 16 V100, ResNet-50, float16", "published as 13.6x", "v100-25g",
           "resnet50", 256, 1393.87, ((16, 13.6 / 16),), "caffe2", "float16",
           "EC2 p3.16xlarge, batch 256 and the one-device rate of MXNet in DLPerf"),
+    Paper("goyal_256", "Caffe2 with Gloo, 256 P100, ResNet-50", "Goyal et al., 2017: about 90 % from 8 to 256",
+          "p100-50g", "resnet50", 32, 219.0, ((256, 0.90),), "caffe2",
+          assumed="the one-device rate of a P100 in TensorFlow's table", base=8),
     Paper("ddl_256", "PowerAI DDL, 256 P100, ResNet-50", "Cho et al., 2017: 95 %", "p100-dgx1",
           "resnet50", 32, 219.0, ((256, 0.95),), "hierarchical",
           assumed="links of a DGX-1 (it was 4 P100 a host), batch 32, the one-device rate of TensorFlow's table"),
@@ -129,6 +145,18 @@ _ALL = (
     _dlperf("oneflow", "bert_base", 64, 534.72, 3399.43, 5745.56, 9911.78, dtype="float16"),
     _dlperf("tensorflow", "bert_base", 64, 422.53, 3112.73, 5050.86, 9409.20, dtype="float16"),
     _dlperf("pytorch", "bert_base", 64, 444.51, 3251.7, 4936.92, 9331.72, dtype="float16"),
+    _nvidia("mxnet", "a100", 256, 1022.0, (2, 2032.0), (4, 4035.0), (8, 8001.0), dtype="float32"),
+    _nvidia("mxnet", "a100", 256, 2180.0, (2, 4332.0), (4, 8587.0), (8, 16925.0), dtype="float16"),
+    _nvidia("paddle", "a100", 256, 993.0, (8, 7955.0), dtype="float32"),
+    _nvidia("paddle", "a100", 256, 2711.0, (8, 20267.0), dtype="float16"),
+    _nvidia("pytorch", "a100", 256, 938.0, (8, 7248.0), dtype="float32"),
+    _nvidia("pytorch", "a100", 256, 2470.0, (8, 16621.0), dtype="float16"),
+    _nvidia("mxnet", "v100-dgx1", 96, 384.0, (2, 763.0), (4, 1513.0), (8, 3005.0), dtype="float32"),
+    _nvidia("mxnet", "v100-dgx1", 192, 1376.0, (2, 2768.0), (4, 5357.0), (8, 10723.0), dtype="float16"),
+    _nvidia("mxnet", "v100-dgx2", 128, 417.0, (2, 821.0), (4, 1623.0), (8, 3223.0), (16, 6338.0), dtype="float32"),
+    _nvidia("mxnet", "v100-dgx2", 256, 1492.0, (2, 2935.0), (4, 5726.0), (8, 11368.0), (16, 21484.0), dtype="float16"),
+    _nvidia("pytorch", "v100-dgx1", 256, 367.0, (8, 2855.0), dtype="float32"),
+    _nvidia("pytorch", "v100-dgx1", 256, 1200.0, (8, 8322.0), dtype="float16"),
     Paper("horovod_779", "Horovod, up to 128 V100, 25 Gbit/s, ResNet-50, mixed precision", "horovod#779", "v100-25g",
           "resnet50", 256, 872.0, ((8, 6679.0), (16, 12828.0), (32, 23870.0), (64, 47195.0), (128, 89783.0)),
           dtype="float16", assumed="batch 256, gradients travel as float16"),
@@ -160,17 +188,25 @@ class Compared(NamedTuple):
         return 100 * (self.simulated - self.published)
 
 
+def work_of(paper: Paper) -> tuple[Machine, Strategy, Work]:
+    """What a table was measured on, how its gradients travelled, and what one device did."""
+    strategy = named_strategy(paper.strategy, platform="gpu")
+    work = Work(paper.network, layers_of(paper.network), paper.batch, paper.rate, paper.dtype)
+    return MACHINES[paper.machine], strategy, work
+
+
 def compared(paper: Paper) -> list[Compared]:
     """All rows of a table, simulated."""
-    machine, strategy = MACHINES[paper.machine], named_strategy(paper.strategy, platform="gpu")
-    work = Work(paper.network, layers_of(paper.network), paper.batch, paper.rate, paper.dtype)
-    rows = []
-    for devices, figure in paper.rows:
-        inside = min(devices, machine.devices)
-        found = simulated(work, strategy, machine, devices // inside, inside)
-        published = figure if figure <= 1 else figure / (devices * paper.rate)
-        rows.append(Compared(devices, published, found.efficiency))
-    return rows
+    machine, strategy, work = work_of(paper)
+
+    def efficiency(devices: int) -> float:
+        return simulated(work, strategy, machine, *machine.hosts(devices)).efficiency
+
+    base = efficiency(paper.base)
+    return [
+        Compared(devices, figure if figure <= 1 else figure / (devices * paper.rate), efficiency(devices) / base)
+        for devices, figure in paper.rows
+    ]
 
 
 @cache

@@ -84,6 +84,7 @@ class Simulated(NamedTuple):
         exposed: of them, in which nothing is computed.
         rate: examples a second of all.
         efficiency: `rate` over that of as many devices by themselves.
+        limit: what `efficiency` can be at most: computation and the busiest link side by side, see `fewest_seconds`.
     """
 
     devices: int
@@ -91,6 +92,7 @@ class Simulated(NamedTuple):
     exposed: float
     rate: float
     efficiency: float
+    limit: float
 
 
 def simulated(work: Work, strategy: Strategy, machine: Machine, hosts: int, devices: int) -> Simulated:
@@ -102,9 +104,26 @@ def simulated(work: Work, strategy: Strategy, machine: Machine, hosts: int, devi
     count = hosts * devices
     compute = work.seconds * (1 + DEVIATION * math.sqrt(2 * math.log(count)))
     ends = 0.0 if count == 1 else _last_arrival(work, strategy, machine, {HOST: hosts, DEVICE: devices}, compute)
-    step = max(compute, ends)
+    step, least = max(compute, ends), max(compute, fewest_seconds(work.gradient_bytes, machine, hosts, devices))
     rate = count * work.batch / step
-    return Simulated(count, step, step - compute, rate, rate / (count * work.rate))
+    return Simulated(count, step, step - compute, rate, rate / (count * work.rate), work.seconds / least)
+
+
+def fewest_seconds(gradient_bytes: float, machine: Machine, hosts: int, devices: int) -> float:
+    """What the busiest link takes for a sum over all devices, without latency: `2 (n - 1) / n` of the bytes, once each.
+
+    Patarasuk and Yuan (2009), for the devices of a host and for the hosts. No strategy that sends the gradients as they
+    are has a shorter sum; one that sends fewer bytes may.
+
+    >>> from jaxnet.cost.machines import MACHINES
+    >>> round(1e3 * fewest_seconds(100e6, MACHINES["v100-edr"], hosts=4, devices=8), 2)
+    14.12
+    """
+    busy = [
+        2 * (count - 1) / count * gradient_bytes / link.reached
+        for count, link in ((hosts, machine.far), (devices, machine.near))
+    ]
+    return max(busy)
 
 
 def _last_arrival(work: Work, strategy: Strategy, machine: Machine, sizes: dict[str, int], compute: float) -> float:
@@ -146,7 +165,7 @@ def stage(collective: Collective, machine: Machine, sizes: dict[str, int]) -> tu
     hosts = sizes[HOST] if HOST in collective.axes else 1
     devices = sizes[DEVICE] if DEVICE in collective.axes else 1
     rounds = 2 if collective.kind == "all-reduce" else 1
-    inside = machine.near.seconds(collective.wire_bytes, rounds * (devices - 1)) if devices > 1 else 0.0
+    inside = machine.near.seconds(collective.wire_bytes, rounds * machine.near_hops(devices)) if devices > 1 else 0.0
     if hosts == 1:
         return "near", inside
     at_once = sizes[DEVICE] if devices == 1 else 1

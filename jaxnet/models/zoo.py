@@ -225,24 +225,28 @@ _SAME_VALUES = (
 )
 
 
-def _attribute(jaxpr: Jaxpr, leaf_of: dict[Any, int], found: list[int]) -> list[int | None]:
-    """Add up in `found` the operations with a leaf as a factor; returns which leaf each result is, if it is one."""
+def _attribute(jaxpr: Jaxpr, leaf_of: dict[Any, int], found: list[int], rounds: int = 1) -> list[int | None]:
+    """Add up in `found` the operations with a leaf as a factor; returns which leaf each result is, if it is one.
+
+    All of `jaxpr` runs `rounds` times, as the body of a scan.
+    """
     for equation in jaxpr.eqns:
         given = [None if isinstance(each, Literal) else leaf_of.get(each) for each in equation.invars]
         leaves = [leaf for leaf in given if leaf is not None]
         results: list[int | None] = []
         if equation.primitive.name in ("conv_general_dilated", "dot_general"):
             for leaf in leaves[:1]:
-                found[leaf] += _flops(equation)
+                found[leaf] += rounds * _flops(equation)
         elif equation.primitive.name in _SAME_VALUES:
             results = given[:1]
         elif equation.primitive.name != "cond" and len(inner := _inner(equation.params)) == 1:
             same = len(inner[0].invars) == len(given)
             own = zip(inner[0].invars, given, strict=True) if same else ()
-            results = _attribute(inner[0], {var: leaf for var, leaf in own if leaf is not None}, found)
+            again = equation.params["length"] if equation.primitive.name == "scan" else 1
+            results = _attribute(inner[0], {var: leaf for var, leaf in own if leaf is not None}, found, rounds * again)
         elif equation.primitive.name == "cond":  # the same product in the form that each platform takes
             branch = _inner(equation.params)[0]
             own = zip(branch.invars, given[1:], strict=True)
-            results = _attribute(branch, {var: leaf for var, leaf in own if leaf is not None}, found)
+            results = _attribute(branch, {var: leaf for var, leaf in own if leaf is not None}, found, rounds)
         leaf_of.update({var: leaf for var, leaf in zip(equation.outvars, results, strict=False) if leaf is not None})
     return [None if isinstance(each, Literal) else leaf_of.get(each) for each in jaxpr.outvars]

@@ -7,13 +7,16 @@ The timeline of one step, from the traces of the JAX profiler:
 - `timeline_text`, `timeline_json`, `draw`, `write_png`: the same as text, JSON values or a picture.
 - `union`, `timed_collective`: to make one of times that were not traced.
 
+How a run grows with its devices: `draw_scaling`. Any figure becomes a file by `write_figure`.
+
 Where the time of a run went, over all its attempts: `jaxnet.report.goodput`.
 
 Modules, in the order in which a trace passes through them: `xspace` (bytes), `trace` (events), `programs` (compiled
 programs), `steps` (which events are a step), `timeline`, `show`.
 """
 
-from jaxnet.report.show import draw, timeline_json, timeline_text, write_png
+from jaxnet.report.scaling import draw_scaling
+from jaxnet.report.show import draw, timeline_json, timeline_text, write_figure, write_png
 from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, timed_collective, timeline, union
 from jaxnet.report.trace import Event, Trace, read_traces
 
@@ -25,11 +28,13 @@ __all__ = [
     "Timeline",
     "Trace",
     "draw",
+    "draw_scaling",
     "read_traces",
     "timed_collective",
     "timeline",
     "timeline_json",
     "timeline_text",
     "union",
+    "write_figure",
     "write_png",
 ]

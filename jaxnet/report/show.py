@@ -124,7 +124,23 @@ def write_png(timeline: Timeline, path: Path) -> None:
     Raises:
         InputError: matplotlib is missing, or the file cannot be written.
     """
-    figure = draw(timeline)
+    write_figure(draw(timeline), path)
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty picture of so many inches; InputError if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError(
+            "the picture needs matplotlib, which is not installed: pip install matplotlib, or install jaxnet with "
+            "its extra 'notebooks'"
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def write_figure(figure: "Figure", path: Path) -> None:
+    """Write a picture into a PNG file, whole or not at all; InputError if it cannot be written."""
     try:
         with replacing(path) as fresh:
             figure.savefig(fresh, format="png", dpi=150)
@@ -138,15 +154,8 @@ def draw(timeline: Timeline) -> "Figure":
     A collective is dark while it is exposed and pale while compute hides it. Of more than eight devices, only the first
     of each process is shown.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "the picture needs matplotlib, which is not installed: pip install matplotlib, or install jaxnet with "
-            "its extra 'notebooks'"
-        ) from error
     shown = _shown(timeline)
-    figure = Figure(figsize=(10, 1.6 + 0.8 * len(shown)), layout="constrained")
+    figure = new_figure(10, 1.6 + 0.8 * len(shown))
     axis = figure.add_subplot()
     axis.set_xlim(0, 1e3 * max(device.span.end for device in shown))
     for row, device in enumerate(shown):

@@ -3,8 +3,11 @@
 import pytest
 
 from jaxnet.comm import STRATEGIES
+from jaxnet.config.file import load_config
 from jaxnet.cost.accelerators import ACCELERATORS, Cluster, prepare_compilers
+from jaxnet.training.scaling import PUBLISHED_RATES, compiled_rate
 from support.described import compiled_for, require_compiler
+from support.programs import ROOT
 
 PLANNED = [name for name in STRATEGIES if name not in ("xla", "local_sgd", "post_local_sgd", "bmuf")]  # in every step
 
@@ -71,6 +74,13 @@ def test_sparse_cores_sum_beside_backward(cluster):
         "xla_tpu_sparse_core_all_reduce_offload_max_num_operands",
         "xla_tpu_sparse_core_all_reduce_latency_multiplier",
     ]
+
+
+def test_a_compiled_step_at_half_of_the_rates_is_near_what_was_published():
+    require_compiler(Cluster.named("a100:1x1"))
+    config = load_config(ROOT / "configs/imagenet_resnet50.py", "model.dtype=bfloat16")
+    rate = compiled_rate(config, "a100", 256, config.data.blank())
+    assert all(0.8 < published / rate < 1.25 for published in PUBLISHED_RATES["bfloat16"])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ACCELERATORS if kind != "h100"])

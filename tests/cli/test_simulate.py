@@ -6,8 +6,11 @@ import pytest
 
 from jaxnet.cli.main import run
 from jaxnet.errors import InputError
+from support.programs import ROOT
 
 GIVEN = ["simulate", "--model", "alexnet", "--batch", "512", "--rate", "2987", "--on", "p100-dgx1:2x8"]
+
+CONFIG = ["simulate", "--config", str(ROOT / "configs/digits.py"), "--on", "h100:4x8", "--rate", "1e5"]
 
 
 def printed(capsys, *arguments):
@@ -16,22 +19,26 @@ def printed(capsys, *arguments):
 
 
 def test_a_line_for_each_number_of_devices(capsys):
-    about, heads, *lines = printed(capsys, *GIVEN).splitlines()
-    assert about.startswith("alexnet, batch 512 a device, hierarchical, on 8 P100")
+    about, rate, strategy, heads, *lines, known = printed(capsys, *GIVEN).splitlines()
+    assert about.startswith("alexnet, batch 512 a device, on 8 P100")
+    assert (rate, strategy) == ("one device 2,987.0 examples/s, as given", "strategy hierarchical")
     assert heads.split()[0] == "devices"
+    assert known.startswith("how far off: ")
     assert [line.split()[0] for line in lines] == ["1", "2", "4", "8", "16"]
     assert lines[0].split()[-1] == "100.0%"
 
 
 def test_json_has_the_numbers_of_the_table(capsys):
     found = json.loads(printed(capsys, *GIVEN, "--strategy", "ddp:4MiB", "--json"))
-    assert (found["machine"], found["strategy"]) == ("p100-dgx1", "ddp:4MiB")
+    assert (found["machine"], found["rate"]) == ("p100-dgx1", 2987)
     assert found["rows"][0] == {
+        "strategy": "ddp:4MiB",
         "devices": 1,
         "seconds": 512 / 2987,
         "exposed": 0.0,
         "rate": pytest.approx(2987),
         "efficiency": pytest.approx(1),
+        "limit": 1,
     }
 
 
@@ -40,9 +47,49 @@ def test_hours_and_failures_are_columns(capsys):
     found = json.loads(printed(capsys, *GIVEN, *run_of, "--json"))["rows"]
     assert found[0]["device_hours"] == pytest.approx(115e6 / 2987 / 3600 / found[0]["goodput"])
     assert found[-1]["goodput"] < found[0]["goodput"] < 1
-    _, heads, *lines = printed(capsys, *GIVEN, *run_of).splitlines()
+    *_, heads, one, two, four, eight, sixteen, _ = printed(capsys, *GIVEN, *run_of).splitlines()
     assert heads.split()[-3:] == ["goodput", "hours", "device-hours"]
-    assert all(len(line) == len(heads) for line in lines)
+    assert all(len(line) == len(heads) for line in (one, two, four, eight, sixteen))
+
+
+def test_a_config_names_its_network_batch_and_strategy(capsys):
+    about, _, strategy, *_ = printed(capsys, *CONFIG, "batch_size=1024").splitlines()
+    assert about.startswith("digits, batch 32 a device, on 8 NVIDIA H100")
+    assert strategy == "strategy auto (hierarchical)"
+    found = json.loads(printed(capsys, *CONFIG, "batch_size=1024", "strategy=ddp", "--json"))
+    assert (found["network"], found["batch"], found["gradient_bytes"]) == ("digits", 32, 99_370 * 4)
+    assert {row["strategy"] for row in found["rows"]} == {"ddp"}
+
+
+def test_several_strategies_and_the_best_of_them(capsys, tmp_path):
+    several = ["--strategy", "flat", "--strategy", "ddp:64KiB", "--batch", "64", "--png", f"{tmp_path}/scaling.png"]
+    lines = printed(capsys, *CONFIG, *several).splitlines()
+    assert [line for line in lines if line.startswith("strategy ")] == ["strategy flat", "strategy ddp:64KiB"]
+    assert lines[-2].startswith("best on 32 devices: ")
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_batch_on_more_devices_leaves_each_less(capsys):
+    rows = {
+        growth: json.loads(printed(capsys, *CONFIG, "--batch", "64", "--json", *growth))["rows"]
+        for growth in ((), ("--strong",))
+    }
+    strong, weak = rows["--strong",], rows[()]
+    assert strong[0]["seconds"] == pytest.approx(32 * weak[0]["seconds"])
+    assert strong[-1] == weak[-1]
+
+
+def test_slices_of_tpus(capsys):
+    given = ["--on", "v5e:4x4/2", "--rate", "1e5", "--batch", "64"]
+    lines = printed(capsys, *CONFIG[:3], *given).splitlines()
+    assert lines[0].endswith("on slices of 4x4 TPU v5e: jax-ml/scaling-book")
+    assert lines[2] == "strategy auto (ddp)"
+    assert [line.split()[0] for line in lines[4:-1]] == ["1", "2", "4", "8", "16", "32"]
+
+
+def test_a_paper_is_drawn_beside_what_was_measured(capsys, tmp_path):
+    printed(capsys, "simulate", "--paper", "goyal_256", "--png", f"{tmp_path}/paper.png")
+    assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_paper_stands_beside_the_simulation(capsys):
@@ -57,6 +104,12 @@ def test_a_paper_stands_beside_the_simulation(capsys):
     ("arguments", "words"),
     [
         (["--model", "alexnet"], "give --batch, --rate, --on too"),
+        (["--config", "digits.py"], "give --on too"),
+        ([*CONFIG[1:], "--model", "alexnet"], "give one of the two"),
+        ([*GIVEN[1:], "strategy=ddp"], "strategy=ddp: give --config FILE too"),
+        ([*CONFIG[1:], "batch_size=31"], "32 devices cannot share it"),
+        ([*CONFIG[1:3], "--on", "v100-edr:4x8"], "no compiler here knows a v100-edr; give --rate R"),
+        (["--paper", "all", "--png", "all.png"], "a picture holds one"),
         (["--paper", "all", "--rate", "3"], "leave --rate out"),
         (["--paper", "caffe2_57"], "did you mean 'caffe2_57x'?"),
         ([*GIVEN[1:], "--rate", "0"], "must be a number above 0"),

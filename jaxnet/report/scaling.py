@@ -1,0 +1,91 @@
+"""Pictures of how a run grows: efficiency against devices, and which strategy is best where."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from jaxnet.report.show import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points: TypeAlias = Sequence[tuple[int, float]]  # (devices, efficiency)
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; markers and letters work without colour.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "0.2")
+_MARKERS = "os^Dvx+"
+
+
+def draw_scaling(
+    title: str,
+    curves: Mapping[str, Points],
+    limit: Points,
+    *,
+    published: Points = (),
+    best: Mapping[tuple[int, int], str] | None = None,
+) -> "Figure":
+    """Efficiency against the number of devices.
+
+    Args:
+        title: what is simulated.
+        curves: by strategy.
+        limit: what no strategy exceeds that sends the gradients as they are.
+        published: measured by others, as dots.
+        best: the best strategy for (devices, examples of a device), as a map beside the curves.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
+    figure = new_figure(11 if best else 7, 4.2)
+    curve_axis, *map_axis = figure.subplots(1, 2 if best else 1, squeeze=False)[0]
+    curve_axis.set_title(title, loc="left", fontsize=9)
+    curve_axis.plot(*zip(*limit, strict=True), color="0.6", linestyle="--", label="at most")
+    for index, (label, points) in enumerate(curves.items()):
+        style = {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+        curve_axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
+        _mark_where_it_shows(curve_axis, points, style["color"])
+    if published:
+        curve_axis.plot(*zip(*published, strict=True), "k*", markersize=9, label="published")
+    curve_axis.set_xscale("log", base=2)
+    curve_axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    curve_axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    curve_axis.set(xlabel="devices", ylabel="efficiency", ylim=(0, 1.05))
+    curve_axis.spines[["right", "top"]].set_visible(False)
+    curve_axis.legend(frameon=False, fontsize=8, loc="lower left")
+    if best:
+        _draw_map(map_axis[0], best, list(curves))
+    return figure
+
+
+def _mark_where_it_shows(axis: "Axes", points: Points, colour: str) -> None:
+    """An arrow at the first number of devices with which a tenth of the rate is lost."""
+    for devices, efficiency in points:
+        if efficiency < 0.9:
+            axis.annotate(
+                f"{devices:,}", (devices, efficiency), (0, -16), textcoords="offset points",
+                ha="center", fontsize=7, color=colour, arrowprops={"arrowstyle": "-", "color": colour},
+            )  # fmt: skip
+            return
+
+
+def _draw_map(axis: "Axes", best: Mapping[tuple[int, int], str], labels: Sequence[str]) -> None:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    devices = sorted({each for each, _ in best})
+    batches = sorted({each for _, each in best})
+    cells = [[labels.index(best[count, batch]) for count in devices] for batch in batches]
+    shown = ListedColormap([_COLOURS[index % len(_COLOURS)] for index in range(len(labels))])
+    axis.imshow(cells, origin="lower", aspect="auto", cmap=shown, vmin=-0.5, vmax=len(labels) - 0.5, alpha=0.6)
+    for row, column in ((row, column) for row in range(len(batches)) for column in range(len(devices))):
+        axis.text(column, row, chr(ord("A") + cells[row][column]), ha="center", va="center", fontsize=8)
+    axis.set_xticks(range(len(devices)), [f"{count:,}" for count in devices], rotation=45, fontsize=7)
+    axis.set_yticks(range(len(batches)), [f"{batch:,}" for batch in batches], fontsize=7)
+    axis.set(xlabel="devices", ylabel="examples of a device")
+    axis.set_title("the fastest strategy", loc="left", fontsize=9)
+    found = {index for row in cells for index in row}
+    handles = [
+        Patch(facecolor=_COLOURS[index % len(_COLOURS)], alpha=0.6, label=f"{chr(ord('A') + index)}: {labels[index]}")
+        for index in sorted(found)
+    ]
+    axis.legend(handles=handles, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
