@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxnet.command_line import Commands, given_path, png_path
@@ -13,41 +14,115 @@ _REPORT_DESCRIPTION = """\
 Show where the time of a run went, from the ledger in its workdir: start-up, compilation, waiting for data, steps,
 evaluation, checkpoints; work that was lost and done again; the time from an attempt's last sign of life to the next
 start; and the time that each rank needs for a step, with the stragglers.
-goodput = time of steps that were not done again / time since the first start."""
+goodput = time of useful steps / time since the first start.
+With --html, one page about one run or several: curves over each other, speed, time, what a step sends, a step in time,
+configs with their differences, checkpoints, faults, environment. --serve shows it and follows the runs."""
 
 _REPORT_EXAMPLES = """\
 examples:
   jaxnet report runs/digits
   jaxnet report runs/digits --json
+  jaxnet report runs/xla runs/ddp --html page.html
+  jaxnet report runs/digits --serve
 """
 
 
 def add_report(commands: Commands) -> None:
     """Add `report` to the commands of `jaxnet`."""
     parser = commands.add_parser(
-        "report", help="show where the time of a run went", description=_REPORT_DESCRIPTION, epilog=_REPORT_EXAMPLES
+        "report",
+        help="show where the time of a run went, or a page about runs",
+        description=_REPORT_DESCRIPTION,
+        epilog=_REPORT_EXAMPLES,
     )
-    parser.add_argument("workdir", type=given_path, metavar="WORKDIR", help="the directory of a run")
+    parser.add_argument("workdirs", type=given_path, nargs="+", metavar="WORKDIR", help="the directory of a run")
+    parser.add_argument("--html", type=given_path, metavar="FILE", help="write a page about these runs")
+    parser.add_argument(
+        "--serve", type=_port, nargs="?", const=8000, metavar="PORT", help="serve that page until Ctrl-C; default 8000"
+    )
+    parser.add_argument(
+        "--address", default="127.0.0.1", metavar="IP", help="of --serve; default 127.0.0.1: this machine alone"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_report)
 
 
 def run_report(args: argparse.Namespace) -> int:
-    """Read the ledger, add up, print."""
+    """Write or serve a page; else read the ledger, add up, print."""
+    show_warnings()
+    if args.html or args.serve is not None:
+        if args.json or (args.html and args.serve is not None):
+            raise InputError("give one of --html, --serve and --json")
+        return _write_page(args) if args.html else _serve(args)
+    if len(args.workdirs) > 1:
+        raise InputError(f"{len(args.workdirs)} runs: a page shows several, give --html FILE or --serve")
+    return _show_goodput(args.workdirs[0], as_json=args.json)
+
+
+def _show_goodput(workdir: Path, *, as_json: bool) -> int:
     from jaxnet.report.goodput import goodput, goodput_json, goodput_text, read_ledger
 
-    show_warnings()
-    path = args.workdir / "ledger.jsonl"
-    if remote_url(args.workdir):
+    path = workdir / "ledger.jsonl"
+    if remote_url(workdir):
         from jaxnet.object_storage.reading import fetched_files  # takes a while to import
 
-        path = fetched_files(args.workdir, path.name) / path.name
+        path = fetched_files(workdir, path.name) / path.name
     try:
         found = goodput(read_ledger(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; wanted the workdir of a run") from error
-    print(json.dumps(goodput_json(found), indent=2) if args.json else printable(goodput_text(found), keep="\n"))
+    print(json.dumps(goodput_json(found), indent=2) if as_json else printable(goodput_text(found), keep="\n"))
     return 0
+
+
+def labels_of(workdirs: Sequence[Path]) -> list[str]:
+    """What runs are called in a report: the names of their directories, or whole paths where those are alike.
+
+    >>> labels_of([Path("runs/a"), Path("runs/b")]), labels_of([Path("x/a"), Path("y/a")])
+    (['a', 'b'], ['x/a', 'y/a'])
+    """
+    names = [workdir.name or str(workdir) for workdir in workdirs]
+    return names if len({*names}) == len(names) else list(map(str, workdirs))
+
+
+def _write_page(args: argparse.Namespace) -> int:
+    from jaxnet.files import replace
+    from jaxnet.report.page import page
+    from jaxnet.report.run_files import read_run
+
+    made = page([read_run(*each) for each in zip(labels_of(args.workdirs), args.workdirs, strict=True)])
+    try:
+        replace(args.html, made)
+    except OSError as error:
+        raise InputError(f"{args.html} cannot be written: {error.strerror or error}") from error
+    print(f"written to {args.html}: {len(made.encode()):,} bytes")
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from jaxnet.report.served import page_server
+
+    for workdir in args.workdirs:
+        if url := remote_url(workdir):
+            raise InputError(f"{url}: only runs on this machine are followed; --html FILE makes a page of it")
+    try:
+        server = page_server(dict(zip(labels_of(args.workdirs), args.workdirs, strict=True)), args.address, args.serve)
+    except OSError as error:
+        where = f"--address {args.address} --serve {args.serve}"
+        raise InputError(f"{where}: cannot listen there: {error.strerror or error}; give another port") from error
+    with server:
+        print(f"http://{args.address}:{server.server_address[1]}/ until Ctrl-C", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 65_536):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a port, 0 to 65535; 0 takes one that is free")
+    return int(text)
 
 
 # ---- Timeline ------------------------------------------------------------------------------------------

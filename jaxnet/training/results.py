@@ -11,9 +11,10 @@ from jaxnet.comm import Check
 from jaxnet.config.run import Config
 from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
-from jaxnet.files import parse_object, read_lines, read_object
+from jaxnet.files import read_object
 from jaxnet.object_storage.reading import fetched_files
 from jaxnet.parallel.state import TrainState
+from jaxnet.report.run_files import curve, read_metrics
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.plan import RunPlan
 
@@ -69,36 +70,6 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     except ImportError:
         return Table(rows)
     return pandas.DataFrame(list(rows))
-
-
-def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, by step. Of a step that was run again, the later line counts.
-
-    Raises:
-        InputError: there is no such file, or it is no run's.
-    """
-    path = fetched_files(workdir, "metrics.jsonl") / "metrics.jsonl"
-    by_step: dict[tuple[int, str], dict[str, Any]] = {}
-    try:
-        for number, line in read_lines(path):
-            values = _metrics_of(number, line)
-            by_step[values["step"], values["split"]] = values
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}; wanted the workdir of a run") from error
-    except ValueError as error:
-        raise InputError(f"{path} is no run's metrics: {error}") from error
-    return sorted(by_step.values(), key=lambda line: line["step"])
-
-
-def _metrics_of(number: int, line: bytes) -> dict[str, Any]:
-    try:
-        values = parse_object(line)
-        step, split = values.get("step"), values.get("split")
-        if type(step) is not int or not isinstance(split, str):
-            raise ValueError("it has no step and split")
-    except ValueError as error:
-        raise ValueError(f"line {number}: {error}") from error
-    return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,10 +148,10 @@ class Comparison:
     @property
     def differences(self) -> Any:
         """Training loss at each logged step: a column a run, and its difference to the first run."""
-        losses = {label: _curve(lines, "train", "loss") for label, lines in self.metrics.items()}
+        losses = {label: dict(curve(lines, "train", "loss")) for label, lines in self.metrics.items()}
         labels = list(losses)
         rows = []
-        for step in sorted({step for curve in losses.values() for step in curve}):
+        for step in sorted({step for points in losses.values() for step in points}):
             row: dict[str, Any] = {"step": step} | {label: losses[label].get(step) for label in labels}
             for label in labels[1:]:
                 here, there = losses[label].get(step), losses[labels[0]].get(step)
@@ -202,8 +173,8 @@ class Comparison:
         last = _metrics(self.summaries)[-1:] or ["loss"]
         for axes, (split, name) in zip(figure.subplots(1, 2), (("train", "loss"), ("test", last[0])), strict=True):
             for label, lines in self.metrics.items():
-                curve = _curve(lines, split, name)
-                axes.plot(list(curve), list(curve.values()), label=label)
+                points = curve(lines, split, name)
+                axes.plot([step for step, _ in points], [value for _, value in points], label=label)
             axes.set_xlabel("step")
             axes.set_ylabel(f"{split} {name}")
             axes.legend(frameon=False)
@@ -223,14 +194,6 @@ class Comparison:
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg")
         return table + drawn.getvalue()[drawn.getvalue().index("<svg") :]
-
-
-def _curve(lines: Sequence[Mapping[str, Any]], split: str, name: str) -> dict[int, float]:
-    return {
-        line["step"]: line[name]
-        for line in lines
-        if line["split"] == split and isinstance(line.get(name), int | float)  # a stranger may have written anything
-    }
 
 
 def compare(runs: Mapping[str, Run | str | Path]) -> Comparison:

@@ -1,5 +1,7 @@
-"""The first and the last screen of a run, and summary.json: what is trained, and what came of it."""
+"""The first and the last screen of a run, plan.json and summary.json: what is trained, and what came of it."""
 
+import os
+import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +48,21 @@ def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, ste
     if not step.check.ok:
         lines.append(f"warning: {step.check.explain()}")
     return "\n".join(lines)
+
+
+def plan_record(experiment: Experiment) -> dict[str, Any]:
+    """What plan.json holds: what a step sends, bucket by bucket, and the machine and versions that it is for."""
+    devices = experiment.mesh.devices.flat
+    environment = {
+        **{name: version(name) for name in ("jaxnet", "jax", "jaxlib", "flax", "optax")},
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "devices": f"{experiment.mesh.size} x {devices[0].device_kind}",
+        "processes": experiment.processes.shard.count,
+    }
+    return {**experiment.plan.as_json(), "environment": environment}
 
 
 def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ from jaxnet.training.records import MetricsWriter, as_json, write_whole, writing
 from jaxnet.training.recovery import Recovery
 from jaxnet.training.results import Run
 from jaxnet.training.stopping import StopSignal
-from jaxnet.training.summary import first_screen, kept_summary, last_screen, summarize
+from jaxnet.training.summary import first_screen, kept_summary, last_screen, plan_record, summarize
 from jaxnet.training.watchdog import Watchdog
 from jaxnet.training.workdir import CHOICE, EXPRESSION, last_choice, opened
 
@@ -104,6 +104,7 @@ def train(
         if primary:
             if unfinished or not (directory / "config.json").exists():
                 write_whole(directory / "config.json", as_json(settings, indent=2) + "\n")
+                write_whole(directory / "plan.json", as_json(plan_record(experiment)) + "\n")
             if config.log.hlo:
                 write_programs(directory, step.given, step.made)
         silent = quiet or not primary

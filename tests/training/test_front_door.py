@@ -11,7 +11,8 @@ import pytest
 
 import jaxnet
 from jaxnet import comm
-from jaxnet.training.results import Table, read_metrics
+from jaxnet.report.run_files import read_metrics
+from jaxnet.training.results import Table
 
 CONFIG = jaxnet.Config(
     model=jaxnet.models.CNN(10, widths=(4, 8), hidden=16),

@@ -17,10 +17,11 @@ from tensorboardX.record_writer import masked_crc32c
 from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.errors import InputError
+from jaxnet.report.run_files import read_metrics
 from jaxnet.training import records
 from jaxnet.training.loop import Loop
 from jaxnet.training.records import MetricsWriter, read_settings, write_whole
-from jaxnet.training.results import compare, read_metrics
+from jaxnet.training.results import compare
 from jaxnet.training.stopping import StopSignal
 from jaxnet.training.summary import kept_summary
 from support.dark_digits import SIZE, config_of
