@@ -87,11 +87,13 @@ class Log:
         every_steps: a line in metrics.jsonl, the mean over so many steps; the first after a resume, over those since.
         tensorboard: write TensorBoard files as well.
         hlo: write the compiled step's programs to the workdir (hlo/).
+        trackers: send the metrics there as well: 'wandb', 'mlflow', or both; see `jaxnet.training.trackers`.
     """
 
     every_steps: Count = 50
     tensorboard: bool = True
     hlo: bool = False
+    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jaxnet.files import is_unfinished, read_object, replace
 from jaxnet.object_storage.steps import STEPS, local_seal, retire, send_step, stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed
 
-FILES = ("config.json", "plan.json", "metrics.jsonl", "ledger.jsonl", "summary.json")
+FILES = ("config.json", "plan.json", "metrics.jsonl", "ledger.jsonl", "summary.json", "trackers.json")
 SENDING = "sending"
 _FOLDERS = ("tensorboard", "profile", "hlo", f"{STEPS}/damaged")  # uploaded, but not fetched to continue
 

@@ -9,8 +9,8 @@ The timeline of one step, from the traces of the JAX profiler:
 
 How a run grows with its devices: `draw_scaling`. Any figure becomes a file by `write_figure`.
 
-Where the time of a run went, over all its attempts: `jaxnet.report.goodput`. A page about runs: `run_files` reads what they
-wrote, `page` makes the HTML, with the charts of `curves`, and `served` shows it.
+Where the time of a run went, over all its attempts: `jaxnet.report.goodput`. A page about runs: `run_files` reads what
+they wrote, `page` makes the HTML, with the charts of `curves`, and `served` shows it.
 
 Modules, in the order in which a trace passes through them: `xspace` (bytes), `trace` (events), `programs` (compiled
 programs), `steps` (which events are a step), `timeline`, `show`.

@@ -34,6 +34,7 @@ from jaxnet.training.recovery import Recovery
 from jaxnet.training.results import Run
 from jaxnet.training.stopping import StopSignal
 from jaxnet.training.summary import first_screen, kept_summary, last_screen, plan_record, summarize
+from jaxnet.training.trackers import tracking
 from jaxnet.training.watchdog import Watchdog
 from jaxnet.training.workdir import CHOICE, EXPRESSION, last_choice, opened
 
@@ -123,6 +124,9 @@ def train(
         if primary:
             metrics = MetricsWriter(directory, tensorboard=config.log.tensorboard, fence=fence)
             watching.insert(0, during.enter_context(closing(metrics)))
+            if config.log.trackers:
+                begun = tracking(config.log.trackers, directory, Path(place.name).name, settings, display.say)
+                watching += during.enter_context(begun)
 
         # ---- Loop: batch, step, log, guard, evaluate, save, stop on a signal ----------------------------------
         def evaluated(state: Any) -> dict[str, dict[str, Any]]:
