@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import pytest
 
@@ -23,15 +24,23 @@ def offline(monkeypatch, tmp_path):
 
 
 def wandb_history(workdir):
-    """Every line of the runs that W&B has written below a directory, as {name: value}."""
+    """Every line of a run that W&B has written below a directory, as {name: value}."""
     from wandb.proto import wandb_internal_pb2
 
-    for file in sorted(workdir.glob("wandb/offline-run-*/*.wandb")):
-        for content in records(file.read_bytes()):
-            record = wandb_internal_pb2.Record.FromString(content)
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                yield {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+    [file] = workdir.glob("wandb/offline-run-*/*.wandb")
+    kinds, lines = [], []
+    for _ in range(100):  # W&B writes the end of its file after `finish` has returned
+        found = [wandb_internal_pb2.Record.FromString(content) for content in records(file.read_bytes())]
+        kinds = [record.WhichOneof("record_type") for record in found]
+        if "exit" in kinds:
+            break
+        time.sleep(0.1)
+    assert "exit" in kinds
+    for record in (record for record, kind in zip(found, kinds, strict=True) if kind == "history"):
+        lines.append(
+            {each.key or ".".join(each.nested_key): json.loads(each.value_json) for each in record.history.item}
+        )
+    return lines
 
 
 def records(content):
@@ -66,7 +75,7 @@ def test_both_hold_the_curves_of_metrics_jsonl(tmp_path):
     run = jaxnet.train(config(), tmp_path / "run", quiet=True)
     known = json.loads((tmp_path / "run/trackers.json").read_text())
     lines = read_metrics(run.workdir)
-    sent, client = list(wandb_history(run.workdir)), mlflow.MlflowClient()
+    sent, client = wandb_history(run.workdir), mlflow.MlflowClient()
     for split, name in [("train", "loss"), ("train", "examples_per_second"), ("test", "accuracy")]:
         wanted = curve(lines, split, name)
         assert wanted
