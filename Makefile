@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 MPI_STAMP := $(VENV)/.installed-mpi
 COMPILERS := $(VENV)-compilers
 
-.PHONY: help install install-mpi compilers train test test-all test-compilers matrix lint format bench hooks lock clean
+.PHONY: help install install-mpi compilers train test test-all test-compilers matrix lint format docs bench hooks lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -62,6 +62,11 @@ lint: install  ## check format, style, types and the direction of imports; chang
 format: install  ## format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: install  ## write the documentation site to build/docs; a warning is an error
+	@$(BIN)/python -c "import furo, myst_parser" 2>/dev/null || $(BIN)/pip install --quiet -c requirements.lock -e '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs build/docs
+	@echo "build/docs/site/index.html"
 
 bench: install  ## run a benchmark: make bench BENCH=benchmarks/data_rate.py; without BENCH all, for hours, some as root
 	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done

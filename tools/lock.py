@@ -2,7 +2,7 @@
 
     python tools/lock.py python3.11 python3.12 python3.13
 
-Each interpreter resolves the extras `dev` and `notebooks` to the newest versions; nothing is installed.
+Each interpreter resolves the extras `dev`, `docs` and `notebooks` to the newest versions; nothing is installed.
 A package whose version differs between them, or that only some of them need, gets a marker.
 """
 
@@ -30,7 +30,7 @@ def resolve(interpreter: str) -> tuple[str, dict[str, str]]:
         subprocess.run([*pip, "install", "--upgrade", "pip"], check=True)
         report_file = Path(folder, "report.json")
         subprocess.run(
-            [*pip, "install", "--dry-run", "--report", str(report_file), ".[dev,notebooks]"],
+            [*pip, "install", "--dry-run", "--report", str(report_file), ".[dev,docs,notebooks]"],
             cwd=ROOT,
             check=True,
         )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.command_line import Commands, Parser, emulate_devices, mesh_sizes, png_path
+from jaxnet.command_line import Commands, Parser, emulate_devices, given_path, mesh_sizes, png_path
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ examples:
   jaxnet strategies --config configs/digits.py
   jaxnet strategies --config configs/fashion_mnist.py --mesh 4x8 bucket_bytes=1000000
   jaxnet strategies --config configs/digits.py --json
+  jaxnet strategies --svg drawings --mesh 2x4
 """
 
 
@@ -167,16 +168,21 @@ def add_strategies(commands: Commands) -> None:
         "--mesh",
         type=mesh_sizes,
         metavar="HxD",
-        help="with --config: hosts x devices, in place of the config's; default 2x4",
+        help="with --config or --svg: hosts x devices, in place of the config's; default 2x4",
     )
     _add_on(parser)
+    parser.add_argument(
+        "--svg", type=given_path, metavar="FOLDER", help="draw what travels between which devices, a file a strategy"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
     parser.set_defaults(run=run_strategies)
 
 
 def run_strategies(args: argparse.Namespace) -> int:
-    """Print every strategy with its schedule and source, or with what it would send."""
+    """Print every strategy with its schedule and source, or with what it would send; or draw them."""
+    if args.svg:
+        return _draw_strategies(args)
     if args.config is not None:
         if args.on is not None:
             return _strategies_on(args)
@@ -188,6 +194,27 @@ def run_strategies(args: argparse.Namespace) -> int:
         rows = _described()
         lines = (f"{row['name']:<17} {row['schedule']:<8}  {row['summary']}{_settable(row)}" for row in rows)
     print(json.dumps(rows, indent=2) if args.json else "\n".join(lines))
+    return 0
+
+
+def _draw_strategies(args: argparse.Namespace) -> int:
+    if given := [name for name in ("config", "on", "json") if getattr(args, name)]:
+        raise InputError(f"--svg draws strategies on any model: leave --{given[0]} out")
+    hosts, devices = args.mesh or (2, 4)
+    emulate_devices(hosts, devices)
+
+    from jaxnet.comm import STRATEGIES
+    from jaxnet.files import replace
+    from jaxnet.report.travel import travel_svg
+
+    drawn = {name: travel_svg(make(), hosts, devices) for name, make in STRATEGIES.items() if name != "xla"}
+    try:
+        args.svg.mkdir(parents=True, exist_ok=True)
+        for name, text in drawn.items():
+            replace(args.svg / f"{name}.svg", text + "\n")
+    except OSError as error:
+        raise InputError(f"{args.svg} cannot be written: {error.strerror or error}") from error
+    print(f"{len(drawn)} drawings in {args.svg}")
     return 0
 
 

@@ -7,6 +7,7 @@ import pytest
 from jaxnet.cli.main import run
 from jaxnet.comm import STRATEGIES
 from support.programs import ROOT
+from support.refusals import refused, says
 
 DIGITS = str(ROOT / "configs/digits.py")
 
@@ -64,3 +65,11 @@ def test_bucket_bytes_reach_the_strategies_that_have_them(capsys):
     messages = {row["name"]: row.get("messages") for row in rows}
     assert messages["ddp"] > 1
     assert messages["flat"] == 1
+
+
+def test_drawings_of_all_but_xla(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxnet.cli.plan.emulate_devices", lambda *_: None)  # eight are there
+    assert run(["strategies", "--svg", f"{tmp_path}/drawn", "--mesh", "2x2"]) == 0
+    assert capsys.readouterr().out == f"27 drawings in {tmp_path}/drawn\n"
+    assert (tmp_path / "drawn/torus.svg").read_text().startswith("<svg ")
+    says(refused(lambda: run(["strategies", "--svg", str(tmp_path), "--json"]), capsys), ["leave --json out"])
