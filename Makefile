@@ -65,7 +65,7 @@ format: install  ## format the code and mend what can be mended
 
 docs: install  ## write the documentation site to build/docs; a warning is an error
 	@$(BIN)/python -c "import furo, myst_parser" 2>/dev/null || $(BIN)/pip install --quiet -c requirements.lock -e '.[docs]'
-	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs build/docs
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs/site docs build/docs
 	@echo "build/docs/site/index.html"
 
 bench: install  ## run a benchmark: make bench BENCH=benchmarks/data_rate.py; without BENCH all, for hours, some as root

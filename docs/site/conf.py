@@ -32,4 +32,4 @@ def _leave_out_other_pages(app: Any, page: str, content: list[str]) -> None:
         target = ((docs / page).parent / link[2]).resolve()
         return link[0] if target.is_relative_to(docs) else f"{link[1]} (`{target.relative_to(docs.parent)}`)"
 
-    content[0] = re.sub(r"\[([^\]]+)\]\(([^)#:]+\.md)\)", shown, content[0])
+    content[0] = re.sub(r"\[([^\]]+)\]\(([^)#:]+\.md)(?:#[^)]*)?\)", shown, content[0])
