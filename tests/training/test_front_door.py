@@ -13,15 +13,17 @@ import jaxnet
 from jaxnet import comm
 from jaxnet.report.run_files import read_metrics
 from jaxnet.training.results import Table
+from support.runs import sharing
 
-CONFIG = jaxnet.Config(
-    model=jaxnet.models.CNN(10, widths=(4, 8), hidden=16),
-    data=jaxnet.data.Digits(),
-    epochs=0.5,
-    batch_size=64,
-    eval_batch_size=64,
-    log=jaxnet.Log(every_steps=4, tensorboard=False),
-    compile_cache=None,
+CONFIG = sharing(
+    jaxnet.Config(
+        model=jaxnet.models.CNN(10, widths=(4, 8), hidden=16),
+        data=jaxnet.data.Digits(),
+        epochs=0.5,
+        batch_size=64,
+        eval_batch_size=64,
+        log=jaxnet.Log(every_steps=4, tensorboard=False),
+    )
 )
 
 
