@@ -65,7 +65,7 @@ def launch(function: Callable[[], Any], processes: int = 2, devices: int = 1, se
     Each process has emulated CPU devices of its own: `jax.process_index()` says which it is, `jax.devices()` has the
     devices of all. `jaxnet.train` and `jaxnet.prepare` run there as they do under `jaxnet launch local`. Whatever
     happens, no process stays: one that fails ends all, as do an interruption of the cell, the end of the kernel, and
-    the time limit.
+    the time limit. A kernel that is killed meanwhile leaves their logs in the directory for temporary files.
 
     Args:
         function: takes no arguments, or give `functools.partial(function, ...)`. See the module for what goes along.

@@ -122,12 +122,14 @@ def test_what_ends_the_notebook_ends_them(tmp_path, number):
         jaxnet.notebook.launch(rank)
         """,
     )
-    with Program(["env", f"--chdir={tmp_path}", sys.executable, path]) as program:
+    with Program(["env", f"--chdir={tmp_path}", sys.executable, path], TMPDIR=str(tmp_path)) as program:
         wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
         pids = [file.name.removeprefix("pid-") for file in tmp_path.glob("pid-*")]
         assert all(map(runs, pids))
         os.kill(program.pid, number)
         wait_until(lambda: not any(map(runs, [program.pid, *pids])))
+    if number == signal.SIGINT:  # killed, it cannot clear away its files
+        assert list(tmp_path.glob("jaxnet-*")) == []
 
 
 def test_what_cannot_travel_is_refused():
