@@ -19,6 +19,7 @@ Task            what is learned; ImageClassification, LanguageModel, Regression,
 Observer        sees every step and every line of metrics, and may stop a run
 comm            how gradients travel: reducers, strategies, plans; needs JAX alone
 data, models    data sets and networks
+notebook        a function on several real processes, from a notebook
 
 The command `jaxnet` does the same from a shell: `jaxnet train --config FILE`, `jaxnet --help`.
 """
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from jaxnet import comm as comm
     from jaxnet import data as data
     from jaxnet import models as models
+    from jaxnet import notebook as notebook
     from jaxnet.config.file import load_config as load_config
     from jaxnet.config.run import Checkpoints as Checkpoints
     from jaxnet.config.run import Config as Config
@@ -80,7 +82,7 @@ _HOMES = {
     **dict.fromkeys(("compare", "Run"), "jaxnet.training.results"),
     "Observer": "jaxnet.training.observer",
 }
-_PACKAGES = ("comm", "data", "models")
+_PACKAGES = ("comm", "data", "models", "notebook")
 
 __all__ = [
     *("train", "prepare", "load_config", "compare", "load"),
@@ -89,7 +91,7 @@ __all__ = [
     *("Classification", "Regression", "SequenceClassification", "LanguageModel"),
     *("Checkpoints", "EarlyStopping", "Log", "Profile", "Guard", "WatchdogLimits"),
     *("Run", "Experiment", "Observer", "InputError"),
-    *("comm", "data", "models"),
+    *("comm", "data", "models", "notebook"),
 ]
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.as_html import html_code, html_line, html_table
 from jaxnet.comm.buckets import BucketPlan
 from jaxnet.comm.expression import default_text
 
@@ -144,6 +145,17 @@ class Plan:
     multiple: int = 1
     buckets: BucketPlan | None = None
 
+    def _repr_html_(self) -> str:
+        alike = itertools.groupby(
+            self.collectives, lambda each: (each.kind, "+".join(each.axes), each.dtype, each.bytes)
+        )
+        rows = ((len(list(group)), *what) for what, group in alike)
+        sent = ", ".join(f"{sent:,} over {axes}" for axes, sent in wire_bytes_per_axis(self.collectives).items())
+        buckets = "" if self.buckets is None else f"buckets: {len(self.buckets.buckets):,}; "
+        return html_table(["", "collective", "over", "dtype", "bytes"], rows) + html_line(
+            f"{buckets}collectives: {len(self.collectives):,}; bytes that the busiest device sends: {sent or 'none'}"
+        )
+
 
 class InitFn(Protocol):
     """`init(shapes, axis_sizes) -> state`: the state of one device before the first step.
@@ -192,6 +204,9 @@ class Reducer(NamedTuple):
 
     def __repr__(self) -> str:
         return self.expression or default_text("Reducer", self.reduce)
+
+    def _repr_html_(self) -> str:
+        return html_code(repr(self))
 
 
 # ---- Writing a reducer ----

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.as_html import html_code
 from jaxnet.comm.buckets import Bucket, BucketPlan, pack, plan_buckets, require_cap, unpack
 from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.guards import require_summable, require_varying
@@ -66,6 +67,9 @@ class Sharded(NamedTuple):
 
     def __repr__(self) -> str:
         return self.expression or default_text("Sharded", self.scatter)
+
+    def _repr_html_(self) -> str:
+        return html_code(repr(self))
 
 
 Stage = str | tuple[str, ...] | Halves

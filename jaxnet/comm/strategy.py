@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from jaxnet.comm.as_html import html_code, html_line
 from jaxnet.comm.bucketed import after, during, in_order
 from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.sharded import Sharded, shards_in_order
@@ -180,6 +181,10 @@ class Strategy:
     def __repr__(self) -> str:
         schedule = "" if self.schedule == "during" else f", {self.schedule!r}"
         return f"Strategy({self.reducer!r}{schedule})"
+
+    def _repr_html_(self) -> str:
+        named = ": ".join(filter(None, (self.name, self.summary)))
+        return html_code(repr(self)) + (html_line(named) if named else "")
 
 
 def scheduled(strategy: Strategy, order: Sequence[int] | None = None) -> Reducer | Sharded | None:

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from jaxnet.comm import Strategy
+from jaxnet.comm.as_html import html_folded, html_table
+from jaxnet.config.keys import default_values, flatten
 from jaxnet.ensembles import Ensemble
+from jaxnet.errors import InputError
 from jaxnet.limits import BelowOne, Count, Limit, NotNegative, Positive, Seconds, Whole
 from jaxnet.optimizer import AnyOptimizer, Optimizer
 from jaxnet.tasks.classification import ImageClassification
@@ -202,3 +205,13 @@ class Config:
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
     compiler_options: tuple[str, ...] = ()
     compile_cache: str | None = "compile_cache"
+
+    def _repr_html_(self) -> str | None:
+        try:
+            values, defaults = flatten(self), default_values(self)
+        except InputError:  # a value of the user's own that cannot be shown
+            return None
+        chosen = {key: value for key, value in values.items() if key not in defaults or defaults[key] != value}
+        return html_table(["key", "value"], chosen.items()) + html_folded(
+            f"all {len(values)} keys, with those left at their defaults", html_table(["key", "value"], values.items())
+        )

@@ -245,7 +245,7 @@ class _Job:
         group = self.running.pop(ended.index).pid
         # Kill what the rank started and left behind, then take its group back from the keeper: the kernel may give the
         # number to a new process.
-        _kill_group(group)
+        kill_group(group)
         self._keeper.forget(group)
         if ended.returncode != 0 and self._failure is None:
             self._failure = ended
@@ -278,7 +278,7 @@ class _Job:
 
     def _kill_all(self) -> None:
         for process in self.running.values():
-            _kill_group(process.pid)
+            kill_group(process.pid)
 
     def _pump(self, index: int, source: IO[bytes], sink: BinaryIO, last_lines: dict[int, bytes] | None = None) -> None:
         pump = threading.Thread(target=self._pass_on, args=(index, source, sink, last_lines), daemon=True)
@@ -312,7 +312,8 @@ class _Job:
         self.events.put(Ended(rank.index, returncode, time.monotonic() - started, rank.where))
 
 
-def _kill_group(group: int) -> None:
+def kill_group(group: int) -> None:
+    """Kill all processes of a group, if there are any."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

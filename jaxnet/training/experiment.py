@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import CompilerOption, Strategy, platform_of, platform_options, replicated, split_by_example
+from jaxnet.comm.as_html import html_line
 from jaxnet.config.check import check_tests
 from jaxnet.config.run import Config
 from jaxnet.cost.choice import Choice
@@ -107,6 +108,11 @@ class Experiment:
         params = self.layout.whole_shapes.params
         members = self.config.ensemble.members if self.config.ensemble.on else 1
         return RunPlan(self.form, self.sends, params, members, self.layers, self.compiled)
+
+    def _repr_html_(self) -> str:
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.variables.params))
+        what = f"{self.total_steps:,} steps of {self.config.batch_size:,} examples, {count:,} parameters"
+        return html_line(what) + self.plan._repr_html_()
 
     @property
     def compiler_options(self) -> tuple[CompilerOption, ...]:

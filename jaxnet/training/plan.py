@@ -1,5 +1,6 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from jaxnet.comm import (
     verify,
     wire_bytes_per_axis,
 )
+from jaxnet.comm.as_html import html_code, html_folded, html_line, html_table
 from jaxnet.cost.bounds import BY_XLA
 from jaxnet.parallel import Form, ShardedDense, StepPlan
 
@@ -123,6 +125,9 @@ class RunPlan:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        return "".join(_html(self.as_json(), self.check))
+
 
 def moment_of(form: Form) -> str:
     """When messages travel in this form of the step: in one program none crosses the end of a step."""
@@ -148,14 +153,18 @@ def _collective(kind: str, axes: Sequence[str], dtype: str, elements: int) -> di
     return {"kind": kind, "axes": list(axes), "dtype": dtype, "elements": elements}
 
 
-def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
+def _title(report: dict[str, Any]) -> str:
     mesh = " x ".join(_counted(size, axis) for axis, size in report["mesh"].items())
     together = f" of {report['members']} members" if report["members"] > 1 else ""
     when = _WHEN.get(report["schedule"], "{schedule} backward").format(**report)
-    yield (
+    return (
         f"strategy {report['strategy']} ({when}), mode {report['mode']}, mesh {mesh}: "
         f"{report['leaves']} leaves{together}, {size_text(report['gradient_bytes'])} of gradients"
     )
+
+
+def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
+    yield _title(report)
     if report["schedule"] != "xla" and report["expression"] != report["strategy"]:
         yield report["expression"]
     for name, cut in report["cut"].items():
@@ -165,8 +174,7 @@ def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
         order = "in backward order" if report["schedule"] != "local" else "at the end of a round"
         yield f"{'bucket':>6}  {'bytes':>12}  {'padding':>7}  {'dtype':<8}  leaves, {order}"
     for index, bucket in enumerate(report["buckets"]):
-        leaves = bucket["leaves"]
-        shown = leaves[0] if len(leaves) == 1 else f"{leaves[0]} .. {leaves[-1]} ({len(leaves)})"
+        shown = _leaves_text(bucket["leaves"])
         yield f"{index:>6}  {bucket['bytes']:>12,}  {bucket['padding']:>7}  {bucket['dtype']:<8}  {shown}"
     yield ""
     mean = " in the mean" if report["every"] > 1 else ""
@@ -179,17 +187,47 @@ def _lines(report: dict[str, Any], check: Check | None) -> Iterator[str]:
         yield from _check_lines(check)
 
 
+def _leaves_text(leaves: Sequence[str]) -> str:
+    return leaves[0] if len(leaves) == 1 else f"{leaves[0]} .. {leaves[-1]} ({len(leaves)})"
+
+
 def _check_lines(check: Check) -> Iterator[str]:
-    yield f"{'':>3}  {'planned':<44}  found in the compiled program (compute operations before it)"
-    found = [_found_text(f.kind, f.arrays, f.compute_before) for f in check.found]
-    # Found ones stand in schedule order, planned ones in issue order; a row does not pair them.
-    planned = [f"{c.kind} {c.elements:,} {c.dtype} over {'+'.join(c.axes)}" for c in check.planned]
-    for index in range(max(len(found), len(planned))):
-        left = planned[index] if index < len(planned) else ""
-        right = found[index] if index < len(found) else ""
+    yield f"{'':>3}  {'planned':<44}  {_FOUND}"
+    for index, (left, right) in enumerate(_beside(check)):
         yield f"{index:>3}  {left:<44}  {right}"
     yield ""
-    yield check.explain() if check.planned else "nothing was planned: XLA places what it finds best"
+    yield _explained(check)
+
+
+_FOUND = "found in the compiled program (compute operations before it)"
+
+
+def _beside(check: Check) -> Iterator[tuple[str, str]]:
+    """Found ones stand in schedule order, planned ones in issue order; a row does not pair them."""
+    planned = [f"{c.kind} {c.elements:,} {c.dtype} over {'+'.join(c.axes)}" for c in check.planned]
+    found = [_found_text(f.kind, f.arrays, f.compute_before) for f in check.found]
+    return itertools.zip_longest(planned, found, fillvalue="")
+
+
+def _explained(check: Check) -> str:
+    return check.explain() if check.planned else "nothing was planned: XLA places what it finds best"
+
+
+def _html(report: dict[str, Any], check: Check | None) -> Iterator[str]:
+    yield html_line(_title(report))
+    yield html_code(report["expression"])
+    if report["buckets"]:
+        keys = ("bytes", "padding", "dtype")
+        rows = (
+            (index, *(bucket[key] for key in keys), _leaves_text(bucket["leaves"]))
+            for index, bucket in enumerate(report["buckets"])
+        )
+        yield html_table(["bucket", *keys, "leaves"], rows)
+    sent = report["wire_bytes_per_axis"] or {"all axes": report["wire_bytes_per_step"]}
+    yield html_table(["the busiest device sends over", "bytes a step"], sent.items())
+    if check is not None and (check.planned or check.found):
+        yield html_line(_explained(check))
+        yield html_folded("collective by collective", html_table(["planned", _FOUND], _beside(check)))
 
 
 def _found_text(kind: str, arrays: Sequence[tuple[str, int]], compute: int) -> str:

@@ -1,6 +1,5 @@
 """A run that was trained: its metrics as a table, its state, its summary, and several runs beside each other."""
 
-import html
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnet.comm import Check
+from jaxnet.comm.as_html import html_table
 from jaxnet.config.run import Config
 from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
@@ -49,12 +49,7 @@ class Table(Sequence[dict[str, Any]]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in self.columns) + "</tr>"
-            for row in self._rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(self.columns, ([_cell(row.get(name)) for name in self.columns] for row in self._rows))
 
 
 def _cell(value: Any) -> str:

@@ -45,7 +45,7 @@ def launch_local(
     whole = find_command(command)
 
     def ranks(count: int) -> list[Rank]:
-        port = _free_port()  # a new one for each attempt, so that leftovers of the last one cannot join
+        port = free_port()  # a new one for each attempt, so that leftovers of the last one cannot join
         shared = {**os.environ, TOKEN: new_token()}
         environs = [rank_environment(shared, index, count, port, devices_per_process) for index in range(count)]
         return [Rank(index, whole, environ) for index, environ in enumerate(environs)]
@@ -88,7 +88,8 @@ def rank_environment(
     return own | place | {"PYTHONUNBUFFERED": "1"} | emulated_devices(own, devices)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
