@@ -1,5 +1,7 @@
 """Codecs: the error of a message that was encoded and decoded, its bytes, and that a NaN always shows."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,8 +30,20 @@ messages = arrays(np.float32, sizes, elements=st.floats(-100, 100, width=32, all
 few = settings(max_examples=20)
 
 
+@functools.cache
+def compiled(codec):
+    """Its two halves, one program each for a size: step by step, every operation would be compiled."""
+    return jax.jit(codec.encode), jax.jit(codec.decode, static_argnums=1)
+
+
+@functools.cache
+def in_one_message(codec):
+    return codecs.one_message(codec)
+
+
 def there_and_back(codec, message):
-    return np.asarray(codec.decode(codec.encode(jnp.asarray(message)), message.size))
+    encode, decode = compiled(codec)
+    return np.asarray(decode(encode(jnp.asarray(message)), message.size))
 
 
 def blocks(message):
@@ -40,7 +54,7 @@ def blocks(message):
 @few
 @given(message=messages)
 def test_a_message_comes_back_as_float32_of_the_same_length(codec, message):
-    for wire in (codec, codecs.one_message(codec)):
+    for wire in (codec, in_one_message(codec)):
         again = there_and_back(wire, message)
         assert again.dtype == np.float32
         assert again.shape == message.shape
@@ -51,7 +65,7 @@ def test_a_message_comes_back_as_float32_of_the_same_length(codec, message):
 @given(message=messages)
 def test_the_written_spec_is_what_encode_makes(codec, message):
     spec = jax.ShapeDtypeStruct(message.shape, np.float32)
-    for wire in (codec, codecs.one_message(codec)):
+    for wire in (codec, in_one_message(codec)):
         assert wire.spec(spec) == jax.eval_shape(wire.encode, spec)
 
 
@@ -59,8 +73,9 @@ def test_the_written_spec_is_what_encode_makes(codec, message):
 @few
 @given(message=messages)
 def test_side_by_side_as_bytes_nothing_changes(codec, message):
-    np.testing.assert_array_equal(there_and_back(codecs.one_message(codec), message), there_and_back(codec, message))
-    assert len(codecs.one_message(codec).encode(jnp.asarray(message))) == 1
+    wire = in_one_message(codec)
+    np.testing.assert_array_equal(there_and_back(wire, message), there_and_back(codec, message))
+    assert len(compiled(wire)[0](jnp.asarray(message))) == 1
 
 
 @every_codec
@@ -78,7 +93,7 @@ def test_float16_is_numpys(message):
 @few
 @given(messages)
 def test_bfloat16_is_within_two_to_the_minus_eight_and_travels_as_two_bytes(message):
-    [sent] = codecs.bfloat16.encode(jnp.asarray(message))
+    [sent] = compiled(codecs.bfloat16)[0](jnp.asarray(message))
     assert sent.dtype == jnp.uint16
     np.testing.assert_allclose(there_and_back(codecs.bfloat16, message), message, rtol=2**-8, atol=1e-37)
 
@@ -161,9 +176,10 @@ def test_what_is_not_finite_stays_visible(codec, bad, place, seed):
 @every_codec
 def test_compiled_codecs_equal_those_run_step_by_step(codec):
     message = jnp.asarray(np.random.RandomState(0).standard_normal(50), jnp.float32)
-    compiled = [jax.jit(codec.encode)(message), jax.jit(codec.decode, static_argnums=1)(codec.encode(message), 50)]
-    eager = [codec.encode(message), codec.decode(codec.encode(message), 50)]
-    for got, want in zip(jax.tree.leaves(compiled), jax.tree.leaves(eager), strict=True):
+    encode, decode = compiled(codec)
+    encoded = codec.encode(message)
+    programs, steps = [encode(message), decode(encoded, 50)], [encoded, codec.decode(encoded, 50)]
+    for got, want in zip(jax.tree.leaves(programs), jax.tree.leaves(steps), strict=True):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-6)
 
 
@@ -174,14 +190,18 @@ def test_share_of_the_bytes_of_float32(codec, share):
     assert sum(array.size * array.dtype.itemsize for array in sent) == share * 4 * size
 
 
+PACK = jax.jit(pack_bits, static_argnums=1)
+UNPACK = jax.jit(unpack_bits, static_argnums=(1, 2))
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @few
 @given(codes=st.lists(st.integers(0, 1), max_size=9))
 def test_bits_unpack_to_what_was_packed(bits, codes):
     codes = np.array(codes, np.uint8) * (2**bits - 1)
-    packed = pack_bits(jnp.asarray(codes), bits)
+    packed = PACK(jnp.asarray(codes), bits)
     assert packed.shape == (packed_size(codes.size, bits),)
-    np.testing.assert_array_equal(unpack_bits(packed, bits, codes.size), codes)
+    np.testing.assert_array_equal(UNPACK(packed, bits, codes.size), codes)
 
 
 @pytest.mark.parametrize(

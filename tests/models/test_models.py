@@ -1,5 +1,7 @@
 """Models are pure, of known size, and behave as their papers say."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -41,51 +43,69 @@ KEYS = jax.random.split(jax.random.key(1), 6)
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
+@functools.cache
+def variables(model):
+    """The first variables of a model, drawn once, as one program: each operation alone would be compiled too."""
+    return jax.jit(model.init)(jax.random.key(0), IMAGES)
+
+
+@functools.cache
+def compiled(model, train):
+    """`model.apply` as one program."""
+    return jax.jit(functools.partial(model.apply, train=train))
+
+
 @every_model
 def test_init_works_on_shapes_alone(model):
     images = jax.ShapeDtypeStruct(IMAGES.shape, "float32")
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-    made = model.init(jax.random.key(0), jnp.asarray(IMAGES))
+    made = variables(model)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(made))
 
 
 @every_model
 def test_apply_is_pure_and_keeps_the_type_of_stats(model):
-    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
-    logits, new_stats = model.apply(params, stats, IMAGES, train=True, keys=KEYS)
-    again, _ = model.apply(params, stats, IMAGES, train=True, keys=KEYS)
+    params, stats = variables(model)
+    logits, new_stats = compiled(model, True)(params, stats, IMAGES, keys=KEYS)
+    again, _ = compiled.__wrapped__(model, True)(params, stats, IMAGES, keys=KEYS)  # it is traced anew
     assert logits.shape == (6, 10)
     assert logits.dtype == jnp.float32
     np.testing.assert_array_equal(logits, again)
     assert jax.tree.structure(new_stats) == jax.tree.structure(stats)
-    _, kept = model.apply(params, new_stats, IMAGES, train=False, keys=None)
-    assert kept is new_stats
+
+    def evaluate(params, stats):
+        outputs, kept = model.apply(params, stats, IMAGES, train=False, keys=None)
+        assert kept is stats
+        return outputs
+
+    assert jax.eval_shape(evaluate, params, new_stats).shape == (6, 10)
 
 
 @every_model
 def test_examples_are_independent_in_evaluation(model):
-    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
-    whole, _ = model.apply(params, stats, IMAGES, train=False, keys=None)
-    part, _ = model.apply(params, stats, IMAGES[2:4], train=False, keys=None)
+    evaluate = compiled(model, False)
+    whole, _ = evaluate(*variables(model), IMAGES, keys=None)
+    part, _ = evaluate(*variables(model), IMAGES[2:4], keys=None)
     np.testing.assert_allclose(part, whole[2:4], atol=1e-5)
 
 
+DROPS = from_linen(CNN(10, dropout=0.5))
+
+
 def test_dropout_belongs_to_the_example():
-    model = from_linen(CNN(10, dropout=0.5))
-    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
-    whole, _ = model.apply(params, stats, IMAGES, train=True, keys=KEYS)
-    part, _ = model.apply(params, stats, IMAGES[3:], train=True, keys=KEYS[3:])
+    params, stats = variables(DROPS)
+    apply = compiled(DROPS, True)
+    whole, _ = apply(params, stats, IMAGES, keys=KEYS)
+    part, _ = apply(params, stats, IMAGES[3:], keys=KEYS[3:])
     np.testing.assert_allclose(part, whole[3:], atol=1e-5)
-    other, _ = model.apply(params, stats, IMAGES, train=True, keys=KEYS[::-1])
+    other, _ = apply(params, stats, IMAGES, keys=KEYS[::-1])
     assert np.abs(other - whole).max() > 1e-3
 
 
 def test_dropout_without_keys_is_refused():
-    model = from_linen(CNN(10, dropout=0.5))
-    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
     with pytest.raises(ValueError, match="one random key per example"):
-        model.apply(params, stats, IMAGES, train=True, keys=None)
+        compiled(DROPS, True)(*variables(DROPS), IMAGES, keys=None)
 
 
 # ---- Ordinary modules, which know nothing of jaxnet --------------------------------------------------------
@@ -136,16 +156,17 @@ ORDINARY = {
 
 @pytest.mark.parametrize("model", ORDINARY.values(), ids=ORDINARY)
 def test_what_an_ordinary_module_draws_belongs_to_the_example(model):
-    params, stats = model.init(jax.random.key(0), jnp.asarray(IMAGES))
+    params, stats = variables(model)
+    apply, evaluate = compiled(model, True), compiled(model, False)
     assert not jax.tree.leaves(stats)
-    whole, _ = model.apply(params, stats, IMAGES, train=True, keys=KEYS)
-    part, _ = model.apply(params, stats, IMAGES[3:], train=True, keys=KEYS[3:])
+    whole, _ = apply(params, stats, IMAGES, keys=KEYS)
+    part, _ = apply(params, stats, IMAGES[3:], keys=KEYS[3:])
     np.testing.assert_allclose(part, whole[3:], atol=1e-5)
-    other, _ = model.apply(params, stats, IMAGES, train=True, keys=KEYS[::-1])
+    other, _ = apply(params, stats, IMAGES, keys=KEYS[::-1])
     assert np.abs(other - whole).max() > 1e-3
-    alike, _ = model.apply(params, stats, IMAGES[:1].repeat(6, 0), train=True, keys=KEYS)
+    alike, _ = apply(params, stats, IMAGES[:1].repeat(6, 0), keys=KEYS)
     assert len(np.unique(np.round(alike, 5), axis=0)) == 6  # every example draws for itself
-    twice = [model.apply(params, stats, IMAGES, train=False, keys=keys)[0] for keys in (None, KEYS)]
+    twice = [evaluate(params, stats, IMAGES, keys=keys)[0] for keys in (None, KEYS)]
     np.testing.assert_array_equal(*twice)
 
 
@@ -169,7 +190,7 @@ def test_two_layers_of_one_module_drop_different_units():
             return self.drops[1](self.drops[0](x))
 
     for model in (from_linen(Twice()), from_nnx(lambda rngs: TwiceNNX(rngs))):
-        dropped, _ = model.apply({}, {}, ones, train=True, keys=keys)
+        dropped, _ = compiled(model, True)({}, {}, ones, keys=keys)
         assert abs((dropped == 0).mean() - 0.75) < 0.02
         assert abs((dropped == 0).all(0).sum()) == 0  # no unit is dropped in all examples
 
@@ -203,9 +224,9 @@ def test_a_draw_that_belongs_to_no_example_is_refused():
             return attention(x, deterministic=deterministic)
 
     shared, own = (from_linen(Attends(broadcast)) for broadcast in (True, False))
-    params, stats = own.init(jax.random.key(0), x)
+    params, stats = jax.jit(own.init)(jax.random.key(0), x)
     with pytest.raises(InputError, match=r"of the shape \[1, 1, 6, 6\].*the 4 examples.*set broadcast_dropout=False"):
-        shared.apply(params, stats, x, train=True, keys=keys)
-    whole, _ = own.apply(params, stats, x, train=True, keys=keys)
-    part, _ = own.apply(params, stats, x[1:3], train=True, keys=keys[1:3])
+        compiled(shared, True)(params, stats, x, keys=keys)
+    whole, _ = compiled(own, True)(params, stats, x, keys=keys)
+    part, _ = compiled(own, True)(params, stats, x[1:3], keys=keys[1:3])
     np.testing.assert_allclose(part, whole[1:3], atol=1e-6)
