@@ -1,5 +1,7 @@
 """Networks of tokens read those before a place and never those after it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,16 +20,17 @@ def test_causal_attention_is_attention_to_a_prefix():
     x = np.random.RandomState(0).standard_normal((2, 5, 12)).astype(np.float32)
     causal, full = (Attention(heads=3, dropout=0.0, dtype="float32", causal=of) for of in (True, False))
     told = {"train": False, "keys": None}
-    ours, variables = causal.init_with_output(jax.random.key(0), x, **told)
+    ours, variables = jax.jit(functools.partial(causal.init_with_output, **told))(jax.random.key(0), x)
+    attend = jax.jit(functools.partial(full.apply, **told))
     for place in range(5):
-        wanted = full.apply(variables, x[:, : place + 1], **told)[:, -1]
+        wanted = attend(variables, x[:, : place + 1])[:, -1]
         np.testing.assert_allclose(ours[:, place], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("net", NETS, ids=lambda net: type(net).__name__)
 def test_a_token_changes_what_follows_and_nothing_before(net):
     model = from_linen(net)
-    variables = model.init(jax.random.key(1), TOKENS)
+    variables = jax.jit(model.init)(jax.random.key(1), TOKENS)
     evaluate = jax.jit(lambda tokens: model.apply(*variables, tokens, train=False, keys=None)[0])
     other = TOKENS.copy()
     other[:, 3] = (other[:, 3] + 1) % 7
@@ -40,7 +43,7 @@ def test_a_token_changes_what_follows_and_nothing_before(net):
 @pytest.mark.parametrize("net", NETS, ids=lambda net: type(net).__name__)
 def test_dropout_belongs_to_the_example(net):
     model = from_linen(net.clone(dropout=0.5))
-    variables = model.init(jax.random.key(1), TOKENS)
+    variables = jax.jit(model.init)(jax.random.key(1), TOKENS)
     train = jax.jit(lambda tokens, keys: model.apply(*variables, tokens, train=True, keys=keys)[0])
     keys = jax.random.split(jax.random.key(2), 3)
     together = train(TOKENS, keys)
