@@ -28,10 +28,11 @@ from support.checkpointing import assert_same_bits
 from support.fake_bucket import FakeBuckets, fake_buckets, objects, without_library
 from support.odd_files import DEEP, ODD, deep
 from support.refusals import DIGITS, refused, says
+from support.runs import sharing
 
 URL = "s3://bucket/run"
 STEPS = 6
-CONFIG = Config(
+OWN_CACHE = Config(
     model=CNN(2, widths=(2,), hidden=4),
     data=Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16),
     epochs=3,
@@ -40,6 +41,7 @@ CONFIG = Config(
     checkpoints=Checkpoints(every_steps=2),
     log=Log(every_steps=1, tensorboard=False),
 )
+CONFIG = sharing(OWN_CACHE)  # most runs here are of one program
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def steps():
 
 
 def test_a_run_leaves_there_what_it_leaves_on_a_disk(bucket, local):
-    run = train(CONFIG, URL, quiet=True)
+    run = train(OWN_CACHE, URL, quiet=True)
     assert_same_bits(jax.device_get(run.state.params), jax.device_get(local.state.params))
     assert run.workdir == mirror.mirror_of(URL)
     there = objects(bucket, "bucket/run/")
