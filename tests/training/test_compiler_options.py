@@ -12,15 +12,17 @@ import pytest
 import jaxnet
 from jaxnet import comm
 from jaxnet.training.prepare import prepare
+from support.runs import sharing
 
-CONFIG = jaxnet.Config(
-    model=jaxnet.models.CNN(2, widths=(2,), hidden=4),
-    data=jaxnet.data.Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16),
-    epochs=1,
-    batch_size=16,
-    eval_batch_size=16,
-    log=jaxnet.Log(tensorboard=False),
-    compile_cache=None,
+CONFIG = sharing(
+    jaxnet.Config(
+        model=jaxnet.models.CNN(2, widths=(2,), hidden=4),
+        data=jaxnet.data.Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16),
+        epochs=1,
+        batch_size=16,
+        eval_batch_size=16,
+        log=jaxnet.Log(tensorboard=False),
+    )
 )
 
 

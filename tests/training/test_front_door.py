@@ -12,15 +12,17 @@ import pytest
 import jaxnet
 from jaxnet import comm
 from jaxnet.training.results import Table, read_metrics
+from support.runs import sharing
 
-CONFIG = jaxnet.Config(
-    model=jaxnet.models.CNN(10, widths=(4, 8), hidden=16),
-    data=jaxnet.data.Digits(),
-    epochs=0.5,
-    batch_size=64,
-    eval_batch_size=64,
-    log=jaxnet.Log(every_steps=4, tensorboard=False),
-    compile_cache=None,
+CONFIG = sharing(
+    jaxnet.Config(
+        model=jaxnet.models.CNN(10, widths=(4, 8), hidden=16),
+        data=jaxnet.data.Digits(),
+        epochs=0.5,
+        batch_size=64,
+        eval_batch_size=64,
+        log=jaxnet.Log(every_steps=4, tensorboard=False),
+    )
 )
 
 

@@ -9,8 +9,9 @@ from jaxnet.config.file import load_config
 from jaxnet.training.prepare import prepare
 from jaxnet.training.trainer import train
 from support.programs import ROOT
+from support.runs import sharing
 
-CONFIG = load_config(ROOT / "tests/support/stranger.py")
+CONFIG = sharing(load_config(ROOT / "tests/support/stranger.py"))
 
 
 def losses(shape, steps=10):

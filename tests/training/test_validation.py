@@ -19,6 +19,7 @@ from jaxnet.tasks import Classification, ImageClassification, Regression
 from jaxnet.training.best import BestEvaluation
 from jaxnet.training.prepare import prepare
 from jaxnet.training.trainer import train
+from support.runs import sharing
 
 
 class Noisy:
@@ -38,17 +39,19 @@ class Net(nn.Module):
         return nn.Dense(2)(nn.relu(nn.Dense(64)(x)))
 
 
-CONFIG = Config(
-    model=Net(),
-    data=Noisy(),
-    task=Classification(),
-    validation="dev",
-    epochs=10,
-    batch_size=16,
-    eval_batch_size=7,
-    optimizer=Optimizer("adamw", learning_rate=0.01, schedule="constant"),
-    checkpoints=Checkpoints(every_steps=1000, keep=1),
-    log=Log(every_steps=100, tensorboard=False),
+CONFIG = sharing(
+    Config(
+        model=Net(),
+        data=Noisy(),
+        task=Classification(),
+        validation="dev",
+        epochs=10,
+        batch_size=16,
+        eval_batch_size=7,
+        optimizer=Optimizer("adamw", learning_rate=0.01, schedule="constant"),
+        checkpoints=Checkpoints(every_steps=1000, keep=1),
+        log=Log(every_steps=100, tensorboard=False),
+    )
 )
 
 
