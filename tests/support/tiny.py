@@ -11,7 +11,7 @@ import optax
 from jaxnet import comm
 from jaxnet.models import CNN, ResNet, from_linen
 from jaxnet.parallel import Layout, StepOptions, form_of
-from jaxnet.parallel.state import first_state
+from jaxnet.parallel.state import abstract_state, first_state
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.classification import Pixels, classification_loss
 
@@ -78,7 +78,14 @@ def setup(
         *(model, optimizer, form.reducer(None), mesh, INPUTS, 0), averaged="average_decay" in options, scaled=scaled
     )
     layout = form.layout(jax.eval_shape(first), optimizer)
-    return Setup(form.step(loss_fn, optimizer, layout), layout.make(first), mesh, layout)
+    state = layout.make(first) if draw_on_mesh or jax.process_count() > 1 else layout.cut(placed(first(), layout, mesh))
+    return Setup(form.step(loss_fn, optimizer, layout), state, mesh, layout)
+
+
+def placed(state, layout, mesh):
+    """A whole state on the mesh: what is made step by step need not be compiled for each mesh."""
+    like = abstract_state(layout.whole_shapes, mesh)
+    return jax.tree.map(lambda leaf, spec: jax.device_put(leaf, spec.sharding), state, like)
 
 
 def run(setup, steps=5, size=32):
