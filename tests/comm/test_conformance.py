@@ -144,7 +144,11 @@ MORE_MESHES = [(4, 2), (8, 1)]
 ODD_MESHES = [(1, 3), (5, 1), (1, 6)]
 ODD = ("ring", "halving_doubling", "s_caffe_cb")
 EVERYWHERE = [
-    *((name, shape) for name in REDUCERS for shape in MESHES),
+    *(
+        pytest.param(name, shape, marks=[pytest.mark.slow] * (shape == (7, 1) and name in LIFTS))
+        for name in REDUCERS
+        for shape in MESHES
+    ),
     *(pytest.param(name, shape, marks=[pytest.mark.slow] * (shape == (1, 6))) for name in ODD for shape in ODD_MESHES),
     *(pytest.param(name, shape, marks=pytest.mark.slow) for name in REDUCERS for shape in MORE_MESHES),
 ]

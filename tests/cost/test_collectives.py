@@ -16,7 +16,7 @@ from jaxnet.cost.collectives import (
 )
 from support.ranks import Ranks
 
-SHAPES = [(2, 4), (1, 8), (3, 2), (8, 1)]
+SHAPES = [(2, 4), (1, 8), (3, 2), pytest.param((8, 1), marks=pytest.mark.slow)]
 QUICK = [("all_reduce", 64 * KiB)]
 
 

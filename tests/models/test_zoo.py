@@ -11,6 +11,12 @@ from jaxnet.models.layers import scaled
 from jaxnet.models.zoo import count_flops
 
 every_network = pytest.mark.parametrize("name", ZOO)
+# Deeper or wider than another of one class: what depends on the class alone, that other shows.
+SIBLINGS = {"caffenet", "vgg13", "vgg16", "vgg19", "vgg13_bn", "vgg16_bn", "vgg19_bn", "resnet34", "resnet101"}
+SIBLINGS |= {"resnet152", "cifar_resnet32", "cifar_resnet44", "cifar_resnet56", "cifar_resnet110", "vit_small"}
+every_class = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SIBLINGS)) for name in ZOO]
+)
 
 
 @cache
@@ -46,7 +52,7 @@ def test_operations_are_those_that_are_counted(name):
     assert count_flops(function, *shapes) == ZOO[name].flops
 
 
-@every_network
+@every_class
 def test_a_narrow_network_in_half_precision_keeps_wide_parameters_and_logits(name):
     entry = ZOO[name]
     params, logits = abstract(entry, entry.image, num_classes=7, width=0.125, dtype="float16")

@@ -1,6 +1,7 @@
 """A tiny network, trained for a few steps on the digits, for tests of its use."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -44,7 +45,8 @@ def plain_probabilities(config, workdir):
     params, stats = experiment.layout.evaluated(checkpoints.restore_latest(like).state)
     checkpoints.close()
     images = config.task.pixels.normalize(TEST.image)
-    return np.asarray(jax.nn.softmax(experiment.model.apply(params, stats, images, train=False, keys=None)[0]))
+    evaluate = jax.jit(partial(experiment.model.apply, train=False))
+    return np.asarray(jax.nn.softmax(evaluate(params, stats, images, keys=None)[0]))
 
 
 def write_digits(directory, count=4):
