@@ -221,8 +221,8 @@ def int8(block: int = 256) -> Codec:
     """Round to 255 levels between minus and plus the largest magnitude of the block (EQuARX, 2025).
 
     `1/4 + 1/block` of the bytes of float32. The error of an element is at most 1/254 of its block's largest
-    magnitude; the largest itself is exact. A block that is all below 1.5e-36 is sent as 0. A block with a NaN
-    or an infinity has no finite element left.
+    magnitude; the largest itself is exact, but for a last bit where XLA multiplies by 1/127. A block that is all below
+    1.5e-36 is sent as 0. A block with a NaN or an infinity has no finite element left.
     """
     require_block(block)
 
