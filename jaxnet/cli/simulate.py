@@ -233,11 +233,13 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
             f"batch_size={config.batch_size}: {count:,} devices cannot share it; make it larger, or give --batch N for "
             "that of a device"
         )
+    if args.rate is None and machine.name not in ACCELERATORS:
+        raise InputError(f"--on {args.on}: no compiler here knows a {machine.name}; give --rate R, as measured on one")
     source = source_for_plan(config)
     layers = layers_of(config, source)
     if args.rate is not None:
         rate, assumed = args.rate, f"one device {args.rate:,.1f} examples/s, as given"
-    elif machine.name in ACCELERATORS:
+    else:
         try:
             rate = compiled_rate(config, machine.name, batch, source)
         except InputError as error:
@@ -246,8 +248,6 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
             f"one device {rate:,.1f} examples/s: its compiled step at half of the published rates, of which ResNet-50 "
             "reaches 0.41 to 0.61 on an A100; small operations, which wait for their launch, reach less"
         )
-    else:
-        raise InputError(f"--on {args.on}: no compiler here knows a {machine.name}; give --rate R, as measured on one")
     return Work(args.config.stem, layers, batch, rate, args.dtype or "float32"), strategies, assumed
 
 

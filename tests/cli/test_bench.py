@@ -141,6 +141,7 @@ def test_two_processes_of_one_host_take_a_step_in_pieces():
     assert [figures["label"] for figures in found["figures"]] == ["flat+pieces"]
 
 
+@pytest.mark.slow  # tests/cost/test_collectives.py has two processes agree on every figure
 @pytest.mark.processes
 def test_two_processes_of_two_devices_time_collectives():
     options = ["--bytes", "1KiB", "--iterations", "2", "--algorithm", "all_reduce", "--mesh", "2x2"]

@@ -33,6 +33,7 @@ def test_the_table_ends_with_the_settings(capsys, monkeypatch):
     assert lines[-1].startswith("train with: strategy=")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_agree_on_a_plan():
     with launch(sys.executable, "-m", "jaxnet", "tune", "--model", "small", "--json") as job:

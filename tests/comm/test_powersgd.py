@@ -1,6 +1,7 @@
 """PowerSGD: exact where the sum has a low rank; elsewhere nothing is lost over the steps; few bytes."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -180,8 +181,13 @@ def test_pmap_gives_the_same_sums():  # L10
         np.testing.assert_allclose(sums[name], run.sums[0][name], atol=1e-4)
 
 
+def too_small(tree):
+    """Of matrices with rows and columns of at most 25 and 5, those of 20 x 5 and more are worth two factors of rank 2."""
+    return all(math.prod(shape) < 100 for shape in tree.shapes)
+
+
 @settings(max_examples=10)
-@given(tree=trees())
+@given(tree=trees().filter(too_small))
 def test_trees_without_a_matrix_worth_it_are_summed_as_they_are(tree: Trees):
     values = tree.values((2, 2))
     got, _ = run_reducer(REDUCERS["flat"], grid((2, 2)), values)

@@ -11,13 +11,14 @@ PAGES = ["README.md", *pages("docs")]
 PROGRAMS = [block for page in PAGES for block in blocks(page, "python")]
 # tests/training/test_front_door.py does the same, and test_readme.py trains what my_config.py holds.
 AGAIN = [block for block in PROGRAMS if "configs/digits.py" in block.text or "my_config" in block.text]
+QUICK = [block for block in PROGRAMS if block.page in ("README.md", "docs/using_comm.md") and block not in AGAIN]
 OURS = {"jaxnet", "configs", "tests", "benchmarks", "launch", "notebooks", "docs", "tools"}
 NOTES = [page for page in pages("docs/design") if not page.endswith("README.md")]
 
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, id=str(block), marks=[pytest.mark.slow] * (block in AGAIN)) for block in PROGRAMS],
+    [pytest.param(block, id=str(block), marks=[pytest.mark.slow] * (block not in QUICK)) for block in PROGRAMS],
 )
 def test_a_program_runs_as_it_stands(block, tmp_path):
     check_python(block, tmp_path)

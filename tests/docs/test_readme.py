@@ -89,6 +89,8 @@ def check(words):
         case ["jaxnet", "plan" | "strategies", *_] if "--on" in words:  # tests/accelerators has the compilers
             check_options(words)
             Cluster.named(words[words.index("--on") + 1])
+        case ["jaxnet", "simulate", *_] if "--config" in words:  # tests/cli/test_simulate.py has a smaller one
+            check_options(words)
         case ["make", target, *settings]:
             check_make(target, dict(setting.split("=", 1) for setting in settings))
         case ["python", "-m", module, *_]:

@@ -36,8 +36,8 @@ def drawn(shapes):
     return jax.tree.map_with_path(leaf, shapes)
 
 
-# The widest of the Inceptions take longer than all the others together.
-SLOW = {"googlenet_bn", "inception_v3"}
+# The widest of the Inceptions take longer than all the others together; resnet18 stands for its siblings.
+SLOW = {"googlenet_bn", "inception_v3", "resnet50_v1", "resnet50_d"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])

@@ -66,6 +66,7 @@ def test_the_loss_curve_is_the_same_every_way(run, way):
     np.testing.assert_allclose(got, reference, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_auto_has_chosen_is_kept(tmp_path):
     """Two processes of two devices measure their link once, and go on as they began, whatever it would say now."""
     finish(tmp_path, Place(2, 2), "epochs=0.1")
@@ -236,9 +237,10 @@ def test_a_flipped_bit_costs_one_checkpoint(run, tmp_path):
     ("command", "difference"),
     [
         ('exec "$@" seed=$JAX_PROCESS_ID', r"config is '\w+' on rank 0, '\w+' on rank 1"),
-        (
+        pytest.param(
             'JAX_NUM_CPU_DEVICES=$((JAX_PROCESS_ID + 1)) exec "$@"',
             "devices per process is '1' on rank 0, '2' on rank 1",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -259,7 +261,7 @@ def test_what_a_run_leaves_in_its_workdir(written):
     """Two processes that write all there is to write."""
     names = {path.name for path in written.iterdir()}
     expected = {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "hlo", "profile"}
-    expected |= {"lock", "ledger.jsonl"}
+    expected |= {"lock", "ledger.jsonl", "plan.json"}
     assert names == expected
     assert json.loads((written / "config.json").read_text())["profile.steps"] == 2
     assert saved_steps(written) == [40, 45, 60]  # of 20, 22, 40, 45, 60 the newest three, the best among them

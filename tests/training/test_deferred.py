@@ -229,7 +229,11 @@ AROUND_RINGS = comm.Strategy(
 )
 
 
-@pytest.mark.parametrize("strategy", [*DEFERRED, AROUND_RINGS], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [*(pytest.param(name, marks=[pytest.mark.slow] * (name != "zero")) for name in DEFERRED), AROUND_RINGS],
+    ids=str,
+)
 def test_every_deferred_strategy_holds_its_plan(strategy):
     config = replace(config_of(microbatches=3), strategy=strategy, bucket_bytes=None, batch_norm="local")
     _, _, check = programme(config, (2, 4))

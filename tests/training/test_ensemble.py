@@ -118,7 +118,7 @@ WAYS = {
 
 @pytest.mark.parametrize(
     "way",
-    ["hierarchical", "zero", *(pytest.param(way, marks=pytest.mark.slow) for way in ("one_device", "fp16", "jit"))],
+    ["zero", *(pytest.param(way, marks=pytest.mark.slow) for way in ("hierarchical", "one_device", "fp16", "jit"))],
 )
 def test_each_member_trains_as_it_would_alone(way):
     changes, shape = WAYS[way]

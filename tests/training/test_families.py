@@ -15,7 +15,10 @@ SOURCE = Synthetic((28, 28, 1), num_classes=10, num_train=64, num_test=16)
 ENDED = {"accuracy": 0.8, "loss": 0.5, "skipped_steps": 0, "rollbacks": 0}
 
 
-@pytest.mark.parametrize("model", benchmark.RECIPES)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=[pytest.mark.slow] * (at % 3 > 0)) for at, name in enumerate(benchmark.RECIPES)],
+)
 def test_a_recipe_fits_its_network(model):
     config = benchmark.config_of(model, 64, 1.0)
     check_config(config)

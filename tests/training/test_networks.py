@@ -127,7 +127,10 @@ def test_the_loss_of_an_auxiliary_head_is_added_times_its_weight():
     np.testing.assert_allclose(result.metrics["accuracy"], (first.argmax(-1) == batch["label"]).mean())
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(MODELS[name], marks=[pytest.mark.slow] * (name == "vit"), id=name) for name in MODELS],
+)
 def test_the_losses_are_the_same_on_any_number_of_devices(model):
     losses = tiny.run(tiny.setup(model, shape=(2, 2)), steps=3)[0]
     np.testing.assert_allclose(losses, alone(model), rtol=1e-4)
