@@ -182,7 +182,7 @@ def test_pmap_gives_the_same_sums():  # L10
 
 
 def too_small(tree):
-    """Of matrices with rows and columns of at most 25 and 5, those of 20 x 5 and more are worth two factors of rank 2."""
+    """Of matrices of at most 25 rows and 5 columns, those of 20 x 5 and more are worth two factors of rank 2."""
     return all(math.prod(shape) < 100 for shape in tree.shapes)
 
 
