@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 from jaxnet.comm import DEVICE, HOST, STRATEGIES, Averaging, Strategy, settings_of, wire_bytes_per_axis
-from jaxnet.report.travel import travel_svg
+from jaxnet.report.travel import drawings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/strategies.md"
@@ -51,8 +51,7 @@ def page() -> str:
 
 def pictures() -> dict[str, str]:
     """The drawings, by file name."""
-    made = {make.__name__: make() for make in STRATEGIES.values()}
-    return {f"{name}.svg": travel_svg(strategy, HOSTS, DEVICES) for name, strategy in made.items() if strategy.reducer}
+    return {f"{name}.svg": text for name, text in drawings(HOSTS, DEVICES).items()}
 
 
 def _section(strategy: Strategy) -> Iterator[str]:

@@ -203,11 +203,10 @@ def _draw_strategies(args: argparse.Namespace) -> int:
     hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
-    from jaxnet.comm import STRATEGIES
     from jaxnet.files import replace
-    from jaxnet.report.travel import travel_svg
+    from jaxnet.report.travel import drawings
 
-    drawn = {name: travel_svg(make(), hosts, devices) for name, make in STRATEGIES.items() if name != "xla"}
+    drawn = drawings(hosts, devices)
     try:
         args.svg.mkdir(parents=True, exist_ok=True)
         for name, text in drawn.items():

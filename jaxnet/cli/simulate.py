@@ -223,11 +223,11 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
 
     config = load_config(args.config, *args.overrides)
     platform = ACCELERATORS[machine.name].platform if machine.name in ACCELERATORS else "gpu"
-    names = args.strategy or ([config.strategy] if isinstance(config.strategy, str) else [])
-    found = [(name, labelled_strategy(name, config.bucket_bytes, platform=platform)) for name in names]
-    strategies = {f"auto ({strategy.name})" if name == AUTO else name: strategy for name, strategy in found}
-    if not names and not isinstance(config.strategy, str):
-        strategies = {config.strategy.label: config.strategy}
+    strategies: dict[str, Strategy] = {}
+    for given in args.strategy or [config.strategy]:
+        made = labelled_strategy(given, config.bucket_bytes, platform=platform) if isinstance(given, str) else given
+        label = given if isinstance(given, str) else given.label
+        strategies[f"auto ({made.name})" if label == AUTO else label] = made
     if (batch := args.batch or config.batch_size // count) < 1:
         raise InputError(
             f"batch_size={config.batch_size}: {count:,} devices cannot share it; make it larger, or give --batch N for "

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxnet.comm.as_html import html_folded
 from jaxnet.report.curves import (
     BOTTOM,
     HEIGHT,
@@ -131,7 +132,7 @@ def _cell(value: Any) -> str:
 
 
 def _folded(title: str, body: str) -> str:
-    return f"<details><summary>{html.escape(title)}</summary>{body}</details>" if body else ""
+    return html_folded(title, body) if body else ""
 
 
 def _figures(runs: Sequence[RunFiles]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.errors import InputError
 from jaxnet.files import parse_object, read_lines, read_object
 from jaxnet.object_storage.reading import fetched_files
@@ -96,8 +97,9 @@ def read_run(label: str, workdir: str | Path) -> RunFiles:
 def _saved(folder: Path) -> "list[SavedStep]":
     if not folder.is_dir():
         return []
-    steps = [each for each in folder.iterdir() if each.name.isdigit() and each.is_dir()]
-    return [SavedStep(int(each.name), _bytes(each), each.stat().st_mtime) for each in sorted(steps)]
+    files = CheckpointFiles(folder)
+    places = [(step, place) for step in files.listed() if (place := files.path(step)).is_dir()]
+    return [SavedStep(step, _bytes(place), place.stat().st_mtime) for step, place in places]
 
 
 def _bytes(folder: Path) -> int:

@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.comm import AXES, DEVICE, HOST, Sharded, Strategy, as_reducer, make_mesh
+from jaxnet.comm import AXES, DEVICE, HOST, STRATEGIES, Sharded, Strategy, as_reducer, make_mesh
 from jaxnet.errors import InputError
 
 _KINDS = {
@@ -102,6 +102,12 @@ def _pairs(axes: tuple[str, ...], perm: Sequence[tuple[int, int]], sizes: dict[s
             yield from ((start * sizes[DEVICE] + at, end * sizes[DEVICE] + at) for at in range(sizes[DEVICE]))
         else:
             yield start, end
+
+
+def drawings(hosts: int = 2, devices: int = 4) -> dict[str, str]:
+    """`travel_svg` of every strategy that has a name, but of `xla`, which XLA places; by name."""
+    made = {name: make() for name, make in STRATEGIES.items()}
+    return {name: travel_svg(each, hosts, devices) for name, each in made.items() if each.reducer is not None}
 
 
 # ---- Picture --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from jaxnet.files import read_object
 from jaxnet.object_storage.reading import fetched_files
 from jaxnet.parallel.state import TrainState
 from jaxnet.report.run_files import curve, read_metrics
+from jaxnet.report.show import new_figure
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.plan import RunPlan
 
@@ -160,11 +161,7 @@ class Comparison:
         Raises:
             InputError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise InputError("a figure needs matplotlib, which is not installed: pip install matplotlib") from None
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        figure = new_figure(9, 3.2)
         last = _metrics(self.summaries)[-1:] or ["loss"]
         for axes, (split, name) in zip(figure.subplots(1, 2), (("train", "loss"), ("test", last[0])), strict=True):
             for label, lines in self.metrics.items():

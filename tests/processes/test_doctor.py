@@ -11,6 +11,7 @@ import socket
 
 import pytest
 
+from jaxnet.operations.launchers.local import free_port
 from support.programs import ROOT, jaxnet, write_program
 
 pytestmark = pytest.mark.processes
@@ -179,12 +180,6 @@ def alone(*arguments, **environment):
 
 def place(rank, count, address):
     return {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(rank)}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_ranks_that_never_come():

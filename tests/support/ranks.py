@@ -3,11 +3,12 @@
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from jaxnet.operations.launchers.local import free_port
 
 TESTS = Path(__file__).parents[1]
 
@@ -67,12 +68,6 @@ class Ranks:
         for rank, process in enumerate(self.processes):
             assert process.returncode == 0, f"rank {rank}: {process.returncode}\n{self.errors(rank)}"
         return [json.loads(output.splitlines()[-1]) for output in outputs]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main(target, rank, count, port, devices, *arguments):
