@@ -60,7 +60,7 @@ def run_train(args: argparse.Namespace) -> int:
     """Train; the result is the exit status."""
     gc.set_threshold(100_000, 20, 20)  # of what is imported and traced, most stays: looking at it often takes 0.2 s
 
-    from jaxnet.cluster.progress import noted
+    from jaxnet.cluster.progress import noted, sign_of_life, stopped_status
     from jaxnet.cluster.start import start
     from jaxnet.config.file import load_config
     from jaxnet.training.ledger import Ledger, process_start
@@ -70,7 +70,8 @@ def run_train(args: argparse.Namespace) -> int:
 
     show_warnings()
     config = load_config(args.config, *args.overrides)
-    with Watchdog(config.watchdog, noted(os.environ)) as watchdog:
+    if_stopped = stopped_status(os.environ)
+    with Watchdog(config.watchdog, noted(os.environ), sign_of_life(os.environ)) as watchdog:
         run = train(
             config,
             args.workdir or Path("runs") / Path(args.config).stem,
@@ -83,4 +84,4 @@ def run_train(args: argparse.Namespace) -> int:
         say(as_json(run.summary), sys.stdout)
     if run.summary.get("not_saved"):
         raise InputError(f"the last checkpoint is missing: {run.summary['not_saved']}")
-    return 0
+    return 0 if run.summary["finished"] else if_stopped

@@ -10,8 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxnet.errors import InputError
+
 PROGRESS = "JAXNET_PROGRESS_FILE"
 """The variable that names a rank's file; a launcher that restarts sets it."""
+
+ALIVE = "JAXNET_ALIVE_FILE"
+"""The variable that names a file which a run touches about every second, for the probes of Kubernetes."""
+
+STOPPED = "JAXNET_STOPPED_STATUS"
+"""The variable with the exit status of a run that a signal has stopped; without it 0."""
 
 
 class Progress(NamedTuple):
@@ -36,6 +44,32 @@ def noted(environ: Mapping[str, str]) -> Callable[[int], None]:
     if not (path := environ.get(PROGRESS)):
         return lambda step: None
     return _Writer(Path(path)).note
+
+
+def sign_of_life(environ: Mapping[str, str]) -> Callable[[], None]:
+    """A function that touches the file that ALIVE names, if one is named and can be written."""
+    path = environ.get(ALIVE)
+
+    def touch() -> None:
+        if path:
+            with contextlib.suppress(OSError):
+                Path(path).touch()
+
+    return touch
+
+
+def stopped_status(environ: Mapping[str, str]) -> int:
+    """The exit status of a run that a signal has stopped, as STOPPED says.
+
+    A launcher that starts a job again only if it has failed, such as Kubernetes after an eviction, sets it.
+
+    >>> stopped_status({}), stopped_status({"JAXNET_STOPPED_STATUS": "143"})
+    (0, 143)
+    """
+    text = environ.get(STOPPED) or "0"
+    if not (text.isascii() and text.isdigit() and int(text) < 256):
+        raise InputError(f"{STOPPED} is {text!r:.60}; it must be a whole number from 0 to 255")
+    return int(text)
 
 
 class _Writer:

@@ -180,13 +180,19 @@ class Watchdog(Observer):
     Args:
         limits: of the run.
         note: takes the number of each step that was done, for a launcher.
+        alive: called about every second, for whoever starts frozen processes anew.
 
     Attributes:
         before_leaving: called before the process ends because it was told to, and cannot end in good order.
     """
 
-    def __init__(self, limits: WatchdogLimits, note: Callable[[int], None] = lambda step: None) -> None:
-        self._limits, self._note = limits, note
+    def __init__(
+        self,
+        limits: WatchdogLimits,
+        note: Callable[[int], None] = lambda step: None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._limits, self._note, self._alive = limits, note, alive
         self.before_leaving: Callable[[], object] = lambda: None
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._steps = 0
@@ -261,6 +267,7 @@ class Watchdog(Observer):
     def _watch(self) -> None:
         seen, spent, before = self._stand, 0.0, time.monotonic()
         while not self._closed.wait(self._tick):
+            self._alive()
             now = time.monotonic()
             # A process that was stopped for a while has not tried for so long.
             passed, before = min(now - before, 2 * self._tick), now

@@ -7,7 +7,7 @@ import pytest
 
 from support.launch_examples import FOLDER, NAMES, printed
 
-SCRIPTS = ["slurm.sbatch", "mpi.sh", "ssh.sh", "tpu.sh"]
+SCRIPTS = ["slurm.sbatch", "slurm-container.sbatch", "mpi.sh", "ssh.sh", "tpu.sh"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxnet.cluster.addresses import Address
+from jaxnet.errors import InputError
+from jaxnet.operations.launchers.container import Container
 from jaxnet.operations.launchers.hosts import Host
 from jaxnet.operations.launchers.kubernetes import KubernetesJob, manifest
 from jaxnet.operations.launchers.mpi import MpiJob, mpi_script
@@ -69,6 +71,38 @@ def test_slurm(tmp_path, stand_ins, words, value, name):
     assert shown == {"words": words, "folder": folder, "VALUE": value, **place}
 
 
+@pytest.mark.parametrize("kind", ["apptainer", "pyxis"])
+@few
+@anything
+def test_slurm_with_a_container(tmp_path, stand_ins, kind, words, value, name):
+    command, folder = show_command(stand_ins, words), folder_of(tmp_path, name)
+    job = SlurmJob(command, folder, {"VALUE": value}, container=Container(kind, "an image", ["/a b:/c"]))
+    if ":" in folder or (kind == "pyxis" and "," in folder):
+        with pytest.raises(InputError, match=r"colon|comma"):
+            slurm_script(job)
+        return
+    shown = run_script(slurm_script(job), stand_ins, tmp_path, SHOWN="PYTHONNOUSERSITE")
+    assert (shown["words"], shown["folder"], shown["VALUE"]) == (words, folder, value)
+    assert shown["PYTHONNOUSERSITE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("per_node", "processes", "visible", "own"),
+    [(4, 2, "4,5,6,7", "6,7"), (8, 8, "0,1,2,3,4,5,6,7", "1"), (4, 1, "0,1,2,3", "0,1,2,3")],
+)
+def test_the_processes_of_a_slurm_host_share_out_its_gpus(tmp_path, stand_ins, per_node, processes, visible, own):
+    command = show_command(stand_ins, [])
+    job = SlurmJob(command, str(tmp_path), gpus_per_node=per_node, processes_per_node=processes)
+    name = "CUDA_VISIBLE_DEVICES"
+    assert run_script(slurm_script(job), stand_ins, tmp_path, SHOWN=name, **{name: visible})[name] == own
+
+
+def test_lines_before_a_slurm_job_may_read_what_is_not_set(tmp_path, stand_ins):
+    lines = ['module() { test -z "$NOT_SET" && export VALUE="$1"; }', "module load"]
+    script = slurm_script(SlurmJob(show_command(stand_ins, []), str(tmp_path), before=lines))
+    assert run_script(script, stand_ins, tmp_path)["VALUE"] == "load"
+
+
 @few
 @given(experiments=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=4), data=st.data())
 def test_an_experiment_of_a_slurm_array(tmp_path, stand_ins, experiments, data):
@@ -104,6 +138,11 @@ def test_tpu(tmp_path, stand_ins, words, value, name):
     script = tpu_script(TpuJob(command, "t", "z", directory=folder, environment={"VALUE": value}))
     shown = run_script(script, stand_ins, tmp_path)
     assert (shown["words"], shown["folder"], shown["VALUE"]) == (words, folder, value)
+
+
+def test_all_slices_of_a_queued_resource():
+    script = tpu_script(TpuJob(["run"], "two", "z", queued=True))
+    assert "exec gcloud compute tpus queued-resources ssh two --zone=z --worker=all --node=all --command=" in script
 
 
 @few

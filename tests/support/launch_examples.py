@@ -14,7 +14,7 @@ from unittest import mock
 from jaxnet.cli.main import run
 
 FOLDER = Path(__file__).parents[2] / "launch"
-NAMES = ("jobset.yaml", "mpi.sh", "sky.yaml", "slurm.sbatch")
+NAMES = ("jobset.yaml", "jobset-tpu.yaml", "mpi.sh", "sky.yaml", "slurm.sbatch", "slurm-container.sbatch")
 # `# Printed in FOLDER by:` (without `in FOLDER` where it makes no difference), then the command on lines of its own.
 _HEADER = re.compile(r"# Printed(?: in (?P<folder>\S+))? by:\n(?P<command>(?:#   .*\\\n)*#   .*\n)")
 

@@ -8,7 +8,8 @@ import sys
 # Prints what it was started with; begun without site packages, in 20 ms.
 _SHOW = """
 import json, os, sys
-names = ("VALUE", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS")
+names = ["VALUE", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS"]
+names += os.environ.get("SHOWN", "").split()
 own = {name: os.environ.get(name) for name in names}
 json.dump({"words": sys.argv[1:], "folder": os.getcwd(), **own}, sys.stdout)
 """
@@ -21,11 +22,13 @@ exec "$@"
 """
 
 PLACES = {
-    "srun": "SLURM_PROCID=1 SLURM_NTASKS=2",
+    "srun": "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1",
     "mpirun": "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=2",
 }
 _OTHERS = {
     "scontrol": '#!/bin/sh\n[ "$3" = "n[1-2]" ] && printf "n1\\nn2\\n"\n',
+    # apptainer exec OPTIONS --pwd FOLDER IMAGE COMMAND...
+    "apptainer": '#!/bin/bash\nuntil [[ $1 == --pwd ]]; do shift; done\ncd "$2" && shift 3 && exec "$@"\n',
     "gcloud": '#!/bin/bash\nfor last; do :; done\nexec sh -c "${last#--command=}"\n',
     "ssh": '#!/bin/sh\nfor last; do :; done\nSSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec sh -c "$last"\n',
 }

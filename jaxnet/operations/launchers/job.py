@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
@@ -135,16 +136,17 @@ PASSED = (
     "JAX_NUM_CPU_DEVICES",
     "JAX_PLATFORMS",
     "LIBTPU_INIT_ARGS",
-    "NCCL_DEBUG",
-    "NCCL_IB_DISABLE",
-    "NCCL_SOCKET_IFNAME",
+    "NCCL_*",
     "OMP_NUM_THREADS",
     "PYTHONPATH",
     "XLA_FLAGS",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
-"""The variables passed on unasked to hosts that share this one's files. All others need `--env`."""
+"""The variables passed on unasked to hosts that share this one's files. All others need `--env`.
+
+A name that ends with * stands for all that begin so.
+"""
 
 _SET_BY_LAUNCHERS = (COORDINATOR, COUNT, INDEX, BIND)
 
@@ -157,10 +159,11 @@ def passed_environment(
     Args:
         environ: the variables here.
         asked: the values of `--env`: NAME, whose value comes from `environ`, or NAME=VALUE.
-        unasked: names passed on where `environ` has them.
+        unasked: names, or patterns of names, passed on where `environ` has them.
         devices: CPU devices that each process emulates; None: JAX's default.
     """
-    own = {name: environ[name] for name in unasked if name in environ} | {"PYTHONUNBUFFERED": "1"}
+    kept = (name for name in environ if any(fnmatchcase(name, pattern) for pattern in unasked))
+    own = {name: environ[name] for name in kept} | {"PYTHONUNBUFFERED": "1"}
     own |= emulated_devices(own, devices)
     for text in asked:
         name, given, value = text.partition("=")

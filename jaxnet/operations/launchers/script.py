@@ -59,12 +59,13 @@ def new_secret() -> str:
     )
 
 
-def define_task(index: str, count: str) -> str:
-    """Define `task`, which sets a process's place from the starter's variables, then runs the command."""
-    return (
-        "# shellcheck disable=SC2016  # each process expands these, not this script\n"
-        f"""task='export {INDEX}="${index}" {COUNT}="${count}"; exec "$@"'"""
-    )
+def define_task(index: str, count: str, more: Sequence[str] = ()) -> str:
+    """Define `task`: it sets a process's place from the starter's variables, runs `more`, then the command."""
+    place = f'export {INDEX}="${index}" {COUNT}="${count}"'
+    task = "\n".join(["", *(f"  {line}" for line in (place, *more)), '  exec "$@"'])
+    if not more:
+        task = f'{place}; exec "$@"'
+    return f"# shellcheck disable=SC2016  # each process expands these, not this script\ntask='{task}'"
 
 
 def exec_script(script: str) -> NoReturn:
