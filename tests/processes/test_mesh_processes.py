@@ -42,7 +42,8 @@ def trained(rank, strategy, rows):
     return [*losses, experiment.evaluate(state)["loss"]]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("hierarchical", marks=pytest.mark.slow), "zero"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["hierarchical", "zero"])
 def test_a_run_is_the_same_whether_rows_are_processes_or_go_across_them(strategy):
     found = {}
     for rows in ("processes", "lines"):

@@ -113,7 +113,8 @@ def test_killed_continued_on_another_machine_reported_and_predicted_from(bucket,
     assert answers[0] == answers[1] != []
 
 
-@pytest.mark.parametrize("strategy", ["zero", pytest.param("top_k", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero", "top_k"])
 def test_machines_that_share_no_disk_save_and_continue_all_of_a_state(strategy, bucket, run, tmp_path):
     """The state of zero is in parts on both machines, and so are the residuals of top_k."""
     way = f"strategy={strategy}"

@@ -7,7 +7,7 @@ from support.programs import ROOT, launch
 from support.training_runs import metrics, summary
 from support.uneven_digits import SLOW_RANK, STEPS
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # tests/training/test_peers.py has its parts
 
 
 def test_a_slow_rank_is_named_and_damaged_records_are_counted_once(tmp_path, capsys):

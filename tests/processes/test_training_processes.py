@@ -221,6 +221,7 @@ def test_stopped_by_signals_and_continued_it_ends_as_unbroken(signals, run, tmp_
     assert_as_unbroken(tmp_path, run(TWO))
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_costs_one_checkpoint(run, tmp_path):
     workdir = copied(run(TWO), tmp_path)
     victim = largest_file(workdir / f"checkpoints/{STEPS:06d}")
