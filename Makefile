@@ -5,7 +5,7 @@ VENV ?= .venv
 EXTRAS ?= dev
 CONFIG ?= configs/digits.py
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 TESTS ?=
 BENCH ?= $(wildcard benchmarks/*.py)
 SCRIPTS ?= $(wildcard launch/*.sh launch/*/*.sh)
@@ -32,7 +32,7 @@ compilers: $(COMPILERS)  ## add the compilers for GPUs and TPUs, beside the envi
 train: install  ## train: make train CONFIG=configs/digits.py ARGS='epochs=5'
 	$(BIN)/python train.py --config $(CONFIG) $(ARGS)
 
-# Tests of processes wait more than they compute: three workers keep two cores busy.
+# Tests of processes wait more than they compute: four workers keep two cores busy.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test: install  ## run the tests, or a part: make test TESTS=tests/comm

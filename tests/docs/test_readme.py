@@ -78,6 +78,8 @@ def split(line):
 
 def check(words):
     match [words[0].removeprefix(".venv/bin/"), *words[1:]]:
+        case ["openssl" | "printf" | "chmod" | "export", *_]:  # tests/processes/test_tls_processes.py runs them
+            pass
         case ["sudo", *command]:
             check(command)
         case ["jaxnet", "lab", *arguments]:

@@ -1,13 +1,18 @@
 """Processes that show each other certificates join; one with a stranger's does not."""
 
 import inspect
+import json
+import os
 import shutil
+import sys
+from pathlib import Path
 
 import jax
 import pytest
 
 from support.certificates import make_authority, make_certificate
-from support.programs import launch, write_program
+from support.markdown import blocks
+from support.programs import ROOT, Program, launch, write_program
 
 pytestmark = [
     pytest.mark.processes,
@@ -47,3 +52,14 @@ def test_a_stranger_does_not(made, tmp_path):
     with launch(write_program(tmp_path, JOIN), "ours", "theirs", str(made), "8") as job:
         assert job.finish() != 0
     assert "joined" not in "".join(job.out)
+
+
+def test_the_page_makes_certificates_with_which_two_hosts_join(lab, tmp_path):
+    """docs/guide/tls.md, every command as it stands."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    script = "set -e\n" + "".join(block.text for block in blocks("docs/guide/tls.md", "sh"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with Program(["bash", "-c", f"cd {tmp_path}\n{script}"], PATH=path, PYTHONWARNINGS="default") as program:
+        assert program.finish() == 0, program.err
+    summary = json.loads((tmp_path / "runs/tls/summary.json").read_text())
+    assert (summary["finished"], summary["processes"]) == (True, 2)
