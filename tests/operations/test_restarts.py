@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from jaxnet.cluster.progress import PROGRESS, Progress, furthest, noted, read_progress
+from jaxnet.cluster.progress import PROGRESS, Progress, furthest, noted, read_progress, sign_of_life, stopped_status
+from jaxnet.errors import InputError
 from jaxnet.operations.restarts import LaunchAttempt, RestartPolicy, report
 from jaxnet.operations.supervise import ChildResult, Ended
 
@@ -91,3 +92,15 @@ def test_progress_is_read_as_it_was_written(tmp_path):
 def test_no_launcher_no_file(tmp_path):
     noted({})(1)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sign_of_life_that_cannot_be_given_is_none(tmp_path):
+    sign_of_life({})()
+    sign_of_life({"JAXNET_ALIVE_FILE": str(tmp_path / "no/such/folder")})()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["-1", "256", "x", "1e2", "٣"])
+def test_a_status_that_no_process_can_have(text):
+    with pytest.raises(InputError, match=r"JAXNET_STOPPED_STATUS is .*; it must be a whole number from 0 to 255"):
+        stopped_status({"JAXNET_STOPPED_STATUS": text})

@@ -73,7 +73,8 @@ if os.environ["JAX_PROCESS_ID"] == "0":
 while not os.path.exists("up"): time.sleep(0.1)  # a task that still starts is killed, and not told to end
 sys.exit(7)
 '''
-with launch(sys.executable, "-c", code, "it's $HOME", "a\\nb", options=["--sbatch=--wait"]) as job:
+options = ["--sbatch=--wait", "--before", "test -z $NOT_SET"]
+with launch(sys.executable, "-c", code, "it's $HOME", "a\\nb", options=options) as job:
     show(job)
     assert job.process.returncode == 143, job.err
 """)

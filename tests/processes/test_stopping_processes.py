@@ -1,6 +1,7 @@
 """Signals to one of two real processes, or to both: they stop after the same step."""
 
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxnet.training.stopping import StopSignal
+from support.programs import PATIENCE
 from support.ranks import Ranks
+from support.training_runs import ONE, finish, start
 
 pytestmark = pytest.mark.processes
 
@@ -72,3 +75,18 @@ def test_one_process_alone_stops_too():
         ranks.line(0, "stepping")
         ranks.processes[0].send_signal(INT)
         assert ranks.results()[0][1] == "SIGINT"
+
+
+def test_under_kubernetes_a_stopped_run_has_failed_and_a_living_one_shows_it(tmp_path):
+    alive = tmp_path / "alive"
+    for_pods = {"JAXNET_ALIVE_FILE": str(alive), "JAXNET_STOPPED_STATUS": "143"}
+    with start(tmp_path / "run", ONE, PACE_SECONDS="0.2", **for_pods) as program:
+        program.wait_for("step ")
+        before = alive.stat().st_mtime
+        deadline = time.monotonic() + PATIENCE
+        while alive.stat().st_mtime == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        program.process.send_signal(TERM)
+        assert program.finish() == 143
+    assert finish(tmp_path / "run", ONE, "epochs=1", "--allow-config-change", **for_pods)  # with status 0
