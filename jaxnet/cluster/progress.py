@@ -48,12 +48,12 @@ def noted(environ: Mapping[str, str]) -> Callable[[int], None]:
 
 def sign_of_life(environ: Mapping[str, str]) -> Callable[[], None]:
     """A function that touches the file that ALIVE names, if one is named and can be written."""
-    path = environ.get(ALIVE)
+    if not (path := environ.get(ALIVE)):
+        return lambda: None
 
     def touch() -> None:
-        if path:
-            with contextlib.suppress(OSError):
-                Path(path).touch()
+        with contextlib.suppress(OSError):
+            Path(path).touch()
 
     return touch
 

@@ -39,6 +39,7 @@ def test_the_manifest_fits_the_schema(changes):
     ("path", "value"),
     [
         (["spec", "replicatedJobs", 0, "replicas"], "1"),
+        (["spec", "replicatedJobs", 0, "name"], "Host"),
         (["spec", "failurePolicy", "rules", 0, "action"], "Restart"),
         (["spec", "replicatedJobs", 0, "template", "spec", "template", "spec", "containers", 0, "livenessProb"], {}),
         (["spec", "replicatedJob"], []),

@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 
 LABEL = re.compile("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
 @functools.cache
@@ -31,5 +32,16 @@ def _strict(schema):
 
 
 def wrong(jobset):
-    """What does not fit, a line each."""
-    return [f"{error.json_path}: {error.message}" for error in _schema().iter_errors(jobset)]
+    """What does not fit, a line each. Names are no part of the CRD: other controllers check them."""
+    return [f"{error.json_path}: {error.message}" for error in _schema().iter_errors(jobset)] + _wrong_names(jobset)
+
+
+def _wrong_names(value, inside=""):
+    if isinstance(value, list):
+        return [line for inner in value for line in _wrong_names(inner, inside)]
+    if not isinstance(value, dict):
+        return []
+    wanted = _VARIABLE if inside == "env" else LABEL
+    given = value.get("name", "x")
+    lines = [] if wanted.fullmatch(given) else [f"{inside}: {given!r} is no name"]
+    return lines + [line for key, inner in value.items() for line in _wrong_names(inner, key)]

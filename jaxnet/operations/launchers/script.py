@@ -62,9 +62,8 @@ def new_secret() -> str:
 def define_task(index: str, count: str, more: Sequence[str] = ()) -> str:
     """Define `task`: it sets a process's place from the starter's variables, runs `more`, then the command."""
     place = f'export {INDEX}="${index}" {COUNT}="${count}"'
-    task = "\n".join(["", *(f"  {line}" for line in (place, *more)), '  exec "$@"'])
-    if not more:
-        task = f'{place}; exec "$@"'
+    lines = [place, *more, 'exec "$@"']
+    task = "".join(f"\n  {line}" for line in lines) if more else "; ".join(lines)
     return f"# shellcheck disable=SC2016  # each process expands these, not this script\ntask='{task}'"
 
 

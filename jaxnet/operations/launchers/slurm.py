@@ -79,11 +79,15 @@ def slurm_script(job: SlurmJob) -> str:
         _begin(job.before),
         *setup(job.directory, environment, contained(job.command, job.container, job.directory, gpus=gpus)),
     ]
-    if options := srun_options(job.container, job.directory, environment):
+    options = srun_options(job.container, job.directory, environment)
+    if options:
         parts.append(array("container", options))
     if job.experiments:
         parts.append(_choose(job.experiments))
-    return "\n\n".join([*parts, _coordinator(job), _step(job), _end(job.requeue)]) + "\n"
+    return (
+        "\n\n".join([*parts, _coordinator(job), _step(job, '"${container[@]}" ' if options else ""), _end(job.requeue)])
+        + "\n"
+    )
 
 
 def _directives(job: SlurmJob) -> str:
@@ -157,10 +161,9 @@ def _own_gpus(job: SlurmJob) -> list[str]:
     ]
 
 
-def _step(job: SlurmJob) -> str:
+def _step(job: SlurmJob, container: str) -> str:
     # Since 22.05, srun no longer takes this option over from sbatch.
     cpus = f"--cpus-per-task={job.cpus_per_process} " if job.cpus_per_process else ""
-    container = '"${container[@]}" ' if job.container and job.container.kind == "pyxis" else ""
     return f"""\
 # Near the time limit, tell the processes to save and end. This way they get the signal, and srun does not.
 job="{_ONE_OF_ARRAY if job.experiments else _ONE_JOB}"
