@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from jaxnet.errors import InputError
+from jaxnet.figures import require_matplotlib
 
 _MOST_DEVICES = 1024  # emulated devices cost threads, one set for each
 
@@ -33,6 +34,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--verbose", action="store_true", help="show the traceback of an error in FILE or in what it imports"
         )
+
+    def add_pictures(self, about: str) -> None:
+        """Add `--png FILE` and `--svg FILE`; what is given lies in `pictures`, for `write_figure`."""
+        for kind in ("png", "svg"):
+            self.add_argument(
+                f"--{kind}", type=_picture(f".{kind}"), action="append", dest="pictures", default=[], metavar="FILE",
+                help=about if kind == "png" else "the same as SVG",
+            )  # fmt: skip
 
     def add_version(self) -> None:
         """Add `--version`."""
@@ -144,14 +153,22 @@ def given_path(text: str) -> Path:
     return Path(text)
 
 
-def png_path(text: str) -> Path:
-    """Where a picture is to be written, for `type=`: a name that ends in .png, in a directory that is there."""
-    path = given_path(text)
-    if path.suffix != ".png":
-        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {path.parent} for {text!r}")
-    return path
+def _picture(suffix: str) -> Callable[[str], Path]:
+    """Where a picture is to be written, for `type=`: a name that ends so, in a directory that is there.
+
+    Whether it can be drawn is found here, before anything is measured.
+    """
+
+    def parsed(text: str) -> Path:
+        path = given_path(text)
+        if path.suffix != suffix:
+            raise argparse.ArgumentTypeError(f"{text!r} must end in {suffix}")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"there is no directory {path.parent} for {text!r}")
+        require_matplotlib()
+        return path
+
+    return parsed
 
 
 def emulate_devices(hosts: int, devices: int) -> None:

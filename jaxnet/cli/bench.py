@@ -38,7 +38,7 @@ _BENCH_INFERENCE_EXAMPLES = """\
 examples:
   jaxnet bench inference --model alexnet --batch 1,2,4,8,16,32,64,128,256
   jaxnet bench inference --model resnet18 --width 0.25 --image 64 --dtype bfloat16 --json
-  jaxnet bench inference --model googlenet --batch 1,8,64 --plot googlenet.png
+  jaxnet bench inference --model googlenet --batch 1,8,64 --png googlenet.png
 """
 
 
@@ -66,23 +66,21 @@ def add_inference(kinds: Commands) -> None:
     parser.add_argument(
         "--iterations", type=positive, default=50, metavar="N", help="timed calls for each size; default 50"
     )
+    parser.add_pictures("also draw it; needs matplotlib")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="also draw it; needs matplotlib")
     parser.set_defaults(run=run_bench_inference)
 
 
 def run_bench_inference(args: argparse.Namespace) -> int:
     """Measure, print and draw."""
-    from jaxnet.cost.tables import check_plot
-    from jaxnet.inference.bench import bench_inference, bench_text, plot_inference
+    from jaxnet.figures import write_figure
+    from jaxnet.inference.bench import bench_inference, bench_text, draw_inference
 
-    if args.plot:
-        check_plot(args.plot)
     options = {name: getattr(args, name) for name in ("dtype", "width", "image", "iterations")}
     report = bench_inference(args.model, args.batch, **options)
     print(json.dumps(report.as_json(), indent=2) if args.json else bench_text(report), flush=True)
-    if args.plot:
-        plot_inference(report, args.plot)
+    if args.pictures:
+        write_figure(draw_inference(report), args.pictures)
     return 0
 
 
@@ -118,7 +116,7 @@ shortest time that the strategy's schedule allows."""
 _BENCH_EXAMPLES = """\
 examples:
   jaxnet bench collectives --mesh 2x4 --bytes 1KiB,1MiB
-  jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host
+  jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host --png rates.png
   jaxnet bench step --config configs/digits.py --strategy xla --strategy hierarchical
   jaxnet bench step --mesh 2x4 --strategy xla --strategy ddp:4MiB --strategy hierarchical
   jaxnet launch local --processes 2 -- jaxnet bench step --strategy flat --strategy ddp --model vgg
@@ -175,7 +173,6 @@ def _add_step(kinds: Commands) -> None:
     parser.add_argument(
         "--bucket-bytes", type=_size, metavar="BYTES", help="bucket size of every strategy that has one"
     )
-    parser.add_argument("--plot", type=given_path, metavar="FILE.png", help="also draw it; needs matplotlib")
     parser.add_argument(
         "--trace", type=given_path, metavar="DIR", help="also trace a few steps of each, for `jaxnet timeline`"
     )
@@ -199,6 +196,7 @@ def _subcommand(
     kinds: Commands, name: str, summary: str, description: str, run: Callable[[argparse.Namespace], int]
 ) -> Parser:
     parser = kinds.add_parser(name, help=summary, description=description, epilog=_BENCH_EXAMPLES)
+    parser.add_pictures("also draw it; needs matplotlib")
     run_in_job(parser, run)
     return parser
 
@@ -224,7 +222,8 @@ def _then_leave(run: Callable[[argparse.Namespace], int], args: argparse.Namespa
 def run_collectives(args: argparse.Namespace) -> int:
     """Run `jaxnet bench collectives`."""
     from jaxnet.cost.collectives import TRANSFERS, communicating_axes, measure_collectives
-    from jaxnet.cost.tables import collectives_text
+    from jaxnet.cost.tables import collectives_text, draw_collectives
+    from jaxnet.figures import write_figure
 
     names = args.algorithm or list(TRANSFERS)
     transfers = [_choose("--algorithm", name, TRANSFERS) for name in names]
@@ -242,6 +241,8 @@ def run_collectives(args: argparse.Namespace) -> int:
         print_once(json.dumps(found, indent=2))
     else:
         print_once(collectives_text(rows, peaks, mesh.shape))
+    if args.pictures and _prints():
+        write_figure(draw_collectives(rows, peaks, mesh.shape), args.pictures)
     return int(any(row.wrong for row in rows))
 
 
@@ -249,10 +250,9 @@ def run_step(args: argparse.Namespace) -> int:
     """Run `jaxnet bench step`."""
     from jaxnet.comm import platform_of
     from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy
-    from jaxnet.cost.tables import check_plot, plot_steps, step_text
+    from jaxnet.cost.tables import draw_steps, step_text
+    from jaxnet.figures import write_figure
 
-    if args.plot:
-        check_plot(args.plot)
     if args.trace:
         check_trace(args.trace)
     for label in args.strategy:  # before anything is started
@@ -263,8 +263,8 @@ def run_step(args: argparse.Namespace) -> int:
     strategies = {label: labelled_strategy(label, args.bucket_bytes, platform) for label in args.strategy}
     report = bench_steps(asked_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
     print_once(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
-    if args.plot and _prints():
-        plot_steps(report, args.plot)
+    if args.pictures and _prints():
+        write_figure(draw_steps(report), args.pictures)
     return 0
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.command_line import Commands, Parser, emulate_devices, given_path, mesh_sizes, png_path
+from jaxnet.command_line import Commands, Parser, emulate_devices, given_path, mesh_sizes
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ examples:
   jaxnet plan --config configs/fashion_mnist.py strategy=hierarchical
   jaxnet plan --config configs/digits.py --mesh 4x2 strategy=ddp bucket_bytes=65536
   jaxnet plan --config configs/digits.py --json
+  jaxnet plan --config configs/digits.py --svg plan.svg strategy=hierarchical bucket_bytes=65536
   jaxnet plan --config configs/imagenet_resnet50.py --on h100:2x8 --png step.png batch_size=2048
 """
 
@@ -46,7 +47,7 @@ def add_plan(commands: Commands) -> None:
         help="hosts x devices, in place of the config's; default 2x4",
     )
     _add_on(parser)
-    parser.add_argument("--png", type=png_path, metavar="FILE", help="with --on: also draw the modelled step")
+    parser.add_pictures("also draw what is sent; with --on: the modelled step")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
     parser.set_defaults(run=run_plan)
@@ -56,15 +57,16 @@ def run_plan(args: argparse.Namespace) -> int:
     """Plan, compile and compare."""
     if args.on is not None:
         return _run_on(args)
-    if args.png:
-        raise InputError("--png: give --on KIND:SIZES too; only for described accelerators is a step modelled")
     hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
+    from jaxnet.figures import write_figure
 
     plan = _prepared(load_config(args.config, *args.overrides), make_mesh(hosts)).plan.verified()
+    if args.pictures:
+        write_figure(plan.draw(), args.pictures)
     print(json.dumps(plan.as_json(), indent=2) if args.json else plan)
     return 0
 
@@ -106,15 +108,16 @@ def _run_on(args: argparse.Namespace) -> int:
     cluster = _cluster(args)
 
     from jaxnet.config.file import load_config
-    from jaxnet.report import write_png
+    from jaxnet.figures import write_figure
+    from jaxnet.report import draw
     from jaxnet.training.forecast import forecast, less_memory
     from jaxnet.training.prepare import prepare
 
     config = load_config(args.config, *args.overrides)
     source = source_for_plan(config)
     made = forecast(prepare(config, cluster.mesh(config.hosts), source=source), cluster)
-    if args.png:
-        write_png(made.picture, args.png)
+    if args.pictures:
+        write_figure(draw(made.picture), args.pictures)
     less = None if made.memory.fits else less_memory(config, cluster, source)
     if args.json:
         fits_with = None if less is None else {"microbatches": less[0], **vars(less[1])}
@@ -151,7 +154,8 @@ examples:
   jaxnet strategies --config configs/digits.py
   jaxnet strategies --config configs/fashion_mnist.py --mesh 4x8 bucket_bytes=1000000
   jaxnet strategies --config configs/digits.py --json
-  jaxnet strategies --svg drawings --mesh 2x4
+  jaxnet strategies --config configs/digits.py --png bytes.png
+  jaxnet strategies --drawings drawings --mesh 2x4
 """
 
 
@@ -168,12 +172,14 @@ def add_strategies(commands: Commands) -> None:
         "--mesh",
         type=mesh_sizes,
         metavar="HxD",
-        help="with --config or --svg: hosts x devices, in place of the config's; default 2x4",
+        help="with --config or --drawings: hosts x devices, in place of the config's; default 2x4",
     )
     _add_on(parser)
     parser.add_argument(
-        "--svg", type=given_path, metavar="FOLDER", help="draw what travels between which devices, a file a strategy"
-    )
+        "--drawings", type=given_path, metavar="FOLDER",
+        help="draw what travels between which devices, an SVG a strategy",
+    )  # fmt: skip
+    parser.add_pictures("with --config: also draw the bytes that each sends")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
     parser.set_defaults(run=run_strategies)
@@ -181,15 +187,17 @@ def add_strategies(commands: Commands) -> None:
 
 def run_strategies(args: argparse.Namespace) -> int:
     """Print every strategy with its schedule and source, or with what it would send; or draw them."""
-    if args.svg:
+    if args.drawings:
         return _draw_strategies(args)
     if args.config is not None:
         if args.on is not None:
             return _strategies_on(args)
         rows, lines = _for_config(args)
+        if args.pictures:
+            _draw_sent(args, rows)
     else:
-        if args.mesh or args.on or args.overrides:
-            given = "--mesh" if args.mesh else "--on" if args.on else args.overrides[0]
+        if args.mesh or args.on or args.overrides or args.pictures:
+            given = _without_config(args)
             raise InputError(f"{given}: give --config FILE too; without a model there is nothing to send")
         rows = _described()
         lines = (f"{row['name']:<17} {row['schedule']:<8}  {row['summary']}{_settable(row)}" for row in rows)
@@ -197,9 +205,16 @@ def run_strategies(args: argparse.Namespace) -> int:
     return 0
 
 
+def _without_config(args: argparse.Namespace) -> str:
+    """The first of what means something only with a config."""
+    if args.pictures:
+        return f"--{args.pictures[0].suffix[1:]}"
+    return "--mesh" if args.mesh else "--on" if args.on else args.overrides[0]
+
+
 def _draw_strategies(args: argparse.Namespace) -> int:
     if given := [name for name in ("config", "on", "json") if getattr(args, name)]:
-        raise InputError(f"--svg draws strategies on any model: leave --{given[0]} out")
+        raise InputError(f"--drawings draws strategies on any model: leave --{given[0]} out")
     hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
@@ -208,17 +223,27 @@ def _draw_strategies(args: argparse.Namespace) -> int:
 
     drawn = drawings(hosts, devices)
     try:
-        args.svg.mkdir(parents=True, exist_ok=True)
+        args.drawings.mkdir(parents=True, exist_ok=True)
         for name, text in drawn.items():
-            replace(args.svg / f"{name}.svg", text + "\n")
+            replace(args.drawings / f"{name}.svg", text + "\n")
     except OSError as error:
-        raise InputError(f"{args.svg} cannot be written: {error.strerror or error}") from error
-    print(f"{len(drawn)} drawings in {args.svg}")
+        raise InputError(f"{args.drawings} cannot be written: {error.strerror or error}") from error
+    print(f"{len(drawn)} drawings in {args.drawings}")
     return 0
+
+
+def _draw_sent(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    from jaxnet.figures import write_figure
+    from jaxnet.report import draw_sent
+
+    sent = {row["name"]: row["wire_bytes_per_axis"] for row in rows if "wire_bytes_per_axis" in row}
+    write_figure(draw_sent(args.config.stem, sent), args.pictures)
 
 
 def _strategies_on(args: argparse.Namespace) -> int:
     """Print what the compiler makes of each strategy for accelerators that are described, a line when it is done."""
+    if args.pictures:
+        raise InputError(f"{_without_config(args)}: leave --on out; what is drawn is what a plan sends")
     cluster = _cluster(args)
 
     from jaxnet.comm import STRATEGIES

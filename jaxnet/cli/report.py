@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxnet.command_line import Commands, given_path, png_path
+from jaxnet.command_line import Commands, given_path
 from jaxnet.errors import InputError, printable, show_warnings
 from jaxnet.files import read_object
 from jaxnet.object_storage.store import remote_url
@@ -154,20 +154,21 @@ def add_timeline(commands: Commands) -> None:
     parser.add_argument(
         "--step", type=_step, metavar="N", help="number of the step; default: the step of median length"
     )
-    parser.add_argument("--png", type=png_path, metavar="FILE", help="also draw it")
+    parser.add_pictures("also draw it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_timeline)
 
 
 def run_timeline(args: argparse.Namespace) -> int:
     """Read the traces, then print and draw one step."""
-    from jaxnet.report import read_traces, timeline, timeline_json, timeline_text, write_png
+    from jaxnet.figures import write_figure
+    from jaxnet.report import draw, read_traces, timeline, timeline_json, timeline_text
 
     if url := remote_url(args.trace):
         raise InputError(f"{url}: traces are read from a directory; copy {url}/profile to one, and give that")
     made = timeline(read_traces(args.trace), args.step, _mesh(args.trace))
-    if args.png:
-        write_png(made, args.png)
+    if args.pictures:
+        write_figure(draw(made), args.pictures)
     print(json.dumps(timeline_json(made), indent=2) if args.json else printable(timeline_text(made), keep="\n"))
     return 0
 

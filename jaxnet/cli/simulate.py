@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jaxnet.command_line import Commands, batch_size, png_path
+from jaxnet.command_line import Commands, batch_size
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def add_simulate(commands: Commands) -> None:
     )
     parser.add_argument("--restart-seconds", type=_number, default=120.0, metavar="S", help="of a restart; default 120")
     parser.add_argument("--paper", metavar="NAME", help="a published table; 'all': how far off each is")
-    parser.add_argument("--png", type=png_path, metavar="FILE", help="also draw efficiency against devices")
+    parser.add_pictures("also draw efficiency against devices")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
     parser.set_defaults(run=run_simulate)
@@ -126,9 +126,9 @@ def _show_machine(args: argparse.Namespace) -> int:
     }
     whole = f"{work.batch * hosts * devices:,} of all devices" if args.strong else f"{work.batch} a device"
     title = f"{work.name}, batch {whole},"
-    if args.png:
+    if args.pictures:
         best = _best(work, strategies, machine, (hosts, devices)) if len(strategies) > 1 else None
-        _draw(args.png, f"{title}\non {machine.title}", rows, best)
+        _draw(args.pictures, f"{title}\non {machine.title}", rows, best)
     if args.json:
         about = {"network": work.name, "batch": work.batch, "rate": work.rate, "gradient_bytes": work.gradient_bytes}
         machine_of = {"machine": machine.name, "source": machine.source, "assumed": assumed}
@@ -186,14 +186,15 @@ def _best(
 _EQUAL = 1e-3  # a step that is longer by this part is as fast
 
 
-def _draw(path: Path, title: str, rows: _Rows, best: dict[tuple[int, int], str] | None) -> None:
-    from jaxnet.report import draw_scaling, write_figure
+def _draw(paths: Sequence[Path], title: str, rows: _Rows, best: dict[tuple[int, int], str] | None) -> None:
+    from jaxnet.figures import write_figure
+    from jaxnet.report import draw_scaling
 
     def curve(label: str, name: str) -> list[tuple[int, float]]:
         return [(int(row["devices"]), row[name]) for row in rows[label]]
 
     curves = {label: curve(label, "efficiency") for label in rows}
-    write_figure(draw_scaling(title, curves, curve(next(iter(rows)), "limit"), best=best), path)
+    write_figure(draw_scaling(title, curves, curve(next(iter(rows)), "limit"), best=best), paths)
 
 
 def _zoo_work(args: argparse.Namespace) -> "tuple[Work, dict[str, Strategy], str]":
@@ -301,8 +302,8 @@ def _show_papers(args: argparse.Namespace) -> int:
         raise InputError(f"--paper {args.paper}: there is no such table; {hint}")
     papers = list(PAPERS.values()) if args.paper == "all" else [PAPERS[args.paper]]
     rows = {paper.name: compared(paper) for paper in papers}
-    if args.png:
-        _draw_paper(args.png, papers, rows)
+    if args.pictures:
+        _draw_paper(args.pictures, papers, rows)
     if args.json:
         print(json.dumps([_as_json(paper, rows[paper.name]) for paper in papers], indent=2))
     else:
@@ -310,13 +311,14 @@ def _show_papers(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw_paper(path: Path, papers: "Sequence[Paper]", rows: "Mapping[str, Sequence[Compared]]") -> None:
+def _draw_paper(paths: Sequence[Path], papers: "Sequence[Paper]", rows: "Mapping[str, Sequence[Compared]]") -> None:
     """The published rows of a table beside what is simulated."""
     from jaxnet.cost.papers import work_of
-    from jaxnet.report import draw_scaling, write_figure
+    from jaxnet.figures import write_figure
+    from jaxnet.report import draw_scaling
 
     if len(papers) != 1:
-        raise InputError("--png: give one table, --paper NAME; a picture holds one")
+        raise InputError("--png, --svg: give one table, --paper NAME; a picture holds one")
     [paper] = papers
     machine, strategy, work = work_of(paper)
     hosts, devices = machine.hosts(max(count for count, _ in paper.rows))
@@ -326,7 +328,7 @@ def _draw_paper(path: Path, papers: "Sequence[Paper]", rows: "Mapping[str, Seque
     limit = [(each.devices, each.limit / base) for each in found if each.devices >= paper.base]
     published = [(row.devices, row.published) for row in rows[paper.name]]
     figure = draw_scaling(f"{paper.title}\n{paper.source}", {paper.strategy: simulated}, limit, published=published)
-    write_figure(figure, path)
+    write_figure(figure, paths)
 
 
 def _as_json(paper: "Paper", rows: "list[Compared]") -> dict[str, Any]:

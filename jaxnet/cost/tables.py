@@ -1,11 +1,16 @@
-"""Measurements as text."""
+"""Measurements as text and as pictures."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxnet.cost.collectives import CollectiveRow
 from jaxnet.cost.step_bench import Figures, StepReport
-from jaxnet.errors import InputError
+from jaxnet.figures import COLOURS, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# ---- Text -----------------------------------------------------------------------------------------------
 
 _COLLECTIVE_COLUMNS = (
     "algorithm",
@@ -107,36 +112,57 @@ def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
     ]
 
 
-# ---- A picture of a step benchmark: compute and exposed communication as bars, the bound of each schedule as a mark
+# ---- Pictures -------------------------------------------------------------------------------------------
 
 
-def check_plot(path: Path) -> None:
-    """Refuse, before anything is measured, what could not be drawn or written in the end."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise InputError("--plot needs matplotlib, which is not installed: pip install 'matplotlib>=3.10'") from None
-    if path.suffix != ".png":
-        raise InputError(f"--plot {path}: wanted a file name that ends in .png")
-    if not path.parent.is_dir():
-        raise InputError(f"--plot {path}: there is no directory {path.parent}")
+def draw_collectives(
+    rows: Sequence[CollectiveRow], peaks: Mapping[str, float], mesh: Mapping[str, int]
+) -> "Figure":
+    """Rate against size, a panel for the axes of each measured group of devices, a curve an algorithm.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
+    over = list(dict.fromkeys(row.axis for row in rows))
+    algorithms = list(dict.fromkeys(row.algorithm for row in rows))
+    figure = new_figure(1.6 + 3.6 * len(over), 4.4)
+    panels = figure.subplots(1, len(over), sharey=True, squeeze=False)[0]
+    for panel, axis in zip(panels, over, strict=True):
+        for index, name in enumerate(algorithms):
+            found = [row for row in rows if (row.axis, row.algorithm) == (axis, name)]
+            style = {"color": COLOURS[index % len(COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+            panel.plot([r.bytes for r in found], [r.busbw for r in found], label=name, markersize=4, **style)
+        if axis in peaks:
+            panel.axhline(peaks[axis] / 1e9, color="0.6", linestyle="--", linewidth=1)
+        panel.set(xscale="log", yscale="log", xlabel="bytes of a message")
+        panel.set_title(f"over {axis}", loc="left", fontsize=10)
+        panel.spines[["right", "top"]].set_visible(False)
+    panels[0].set_ylabel("bus bandwidth, GB/s")
+    figure.suptitle(f"mesh {_sizes(mesh)}, medians; dashed: the peak of this run", x=0.01, ha="left", fontsize=10)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=5, frameon=False, fontsize=8)
+    return figure
 
 
-def plot_steps(report: StepReport, path: Path) -> None:
-    """Write `report` as a PNG."""
-    from matplotlib.figure import Figure
+_MARKERS = "os^Dvx+*P<>"
 
+
+def draw_steps(report: StepReport) -> "Figure":
+    """Compute and exposed communication of each strategy as bars, and the bound of its schedule as a mark.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
     figures = report.figures[::-1]  # the first on top
     rows = range(len(figures))
-    figure = Figure(figsize=(8, 1.5 + 0.45 * len(figures)), layout="constrained")
+    figure = new_figure(8, 1.5 + 0.45 * len(figures))
     axes = figure.subplots()
     axes.barh(rows, [f.compute_ms for f in figures], color="0.65", label="compute")
     exposed = [max(f.exposed_ms, 0) for f in figures]
-    axes.barh(rows, exposed, left=[f.compute_ms for f in figures], color="tab:red", label="exposed communication")
+    axes.barh(rows, exposed, left=[f.compute_ms for f in figures], color=COLOURS[1], label="exposed communication")
     axes.plot([f.bound_ms for f in figures], rows, "k|", markersize=18, label="lower bound of the schedule")
     axes.set_yticks(rows, [f.label for f in figures])
     axes.set_xlabel(f"milliseconds a step, median of {report.rounds} rounds")
-    mesh = "x".join(str(size) for size in report.mesh.values())
-    axes.set_title(f"{report.workload}, {report.batch} examples a host, mesh {mesh}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False)
-    figure.savefig(path, dpi=150)
+    axes.set_title(f"{report.workload}, {report.batch} examples a host, mesh {_sizes(report.mesh)}")
+    figure.legend(loc="outside lower left", ncols=3, frameon=False)
+    return figure

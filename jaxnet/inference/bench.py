@@ -4,8 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,11 +12,15 @@ import numpy as np
 from jaxnet.cost.tables import aligned
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
+from jaxnet.figures import COLOURS, new_figure
 from jaxnet.inference.network import Architecture, Weights, in_dtype
 from jaxnet.limits import memory_bytes
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.tasks.classification import ImageClassification
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _WARM_UP = 3  # calls of each program that are not timed
 
@@ -186,22 +189,20 @@ def _cells(row: LatencyRow) -> tuple[str, ...]:
     return (str(row.batch), *times, f"{row.images_per_second:.1f}", f"{row.compile_seconds:.2f}", memory)
 
 
-def plot_inference(report: LatencyReport, path: Path) -> None:
-    """Write a PNG of latency and throughput against batch size."""
-    from matplotlib.figure import Figure
-
+def draw_inference(report: LatencyReport) -> "Figure":
+    """Latency and throughput against batch size; InputError if matplotlib is missing."""
     batches = [row.batch for row in report.rows]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = new_figure(8, 4.5)
     axes = figure.subplots()
-    axes.plot(batches, [row.p50_ms for row in report.rows], "o-", color="tab:blue", label="latency, p50")
-    axes.plot(batches, [row.p99_ms for row in report.rows], "o:", color="tab:blue", label="latency, p99")
+    axes.plot(batches, [row.p50_ms for row in report.rows], "o-", color=COLOURS[0], label="latency, p50")
+    axes.plot(batches, [row.p99_ms for row in report.rows], "o:", color=COLOURS[0], label="latency, p99")
     axes.set(xscale="log", yscale="log", xlabel="images in a batch", ylabel="milliseconds")
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.minorticks_off()
     other = axes.twinx()
     rates = [row.images_per_second for row in report.rows]
-    other.plot(batches, rates, "s-", color="tab:red", label="images a second")
+    other.plot(batches, rates, "s-", color=COLOURS[1], label="images a second")
     other.set(ylabel="images a second", ylim=(0, None))
     axes.set_title(f"{report.model}, {report.dtype}, {report.device}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=150)
+    return figure

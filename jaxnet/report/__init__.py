@@ -4,10 +4,11 @@ The timeline of one step, from the traces of the JAX profiler:
 
 - `read_traces`: the newest trace of each process, as `Trace` and `Event`.
 - `timeline`: one step as a `Timeline` of `DeviceStep`s, with `TimedCollective`s and `Span`s.
-- `timeline_text`, `timeline_json`, `draw`, `write_png`: the same as text, JSON values or a picture.
+- `timeline_text`, `timeline_json`, `draw`: the same as text, JSON values or a picture.
 - `union`, `timed_collective`: to make one of times that were not traced.
 
-How a run grows with its devices: `draw_scaling`. Any figure becomes a file by `write_figure`.
+How a run grows with its devices: `draw_scaling`. What a step sends: `draw_plan`. `jaxnet.figures.write_figure` makes a
+file of a picture.
 
 Where the time of a run went, over all its attempts: `jaxnet.report.goodput`. A page about runs: `run_files` reads what
 they wrote, `page` makes the HTML, with the charts of `curves`, and `served` shows it.
@@ -16,8 +17,9 @@ Modules, in the order in which a trace passes through them: `xspace` (bytes), `t
 programs), `steps` (which events are a step), `timeline`, `show`.
 """
 
+from jaxnet.report.plans import draw_plan, draw_sent
 from jaxnet.report.scaling import draw_scaling
-from jaxnet.report.show import draw, timeline_json, timeline_text, write_figure, write_png
+from jaxnet.report.show import draw, timeline_json, timeline_text
 from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, timed_collective, timeline, union
 from jaxnet.report.trace import Event, Trace, read_traces
 
@@ -29,13 +31,13 @@ __all__ = [
     "Timeline",
     "Trace",
     "draw",
+    "draw_plan",
     "draw_scaling",
+    "draw_sent",
     "read_traces",
     "timed_collective",
     "timeline",
     "timeline_json",
     "timeline_text",
     "union",
-    "write_figure",
-    "write_png",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from jaxnet.report.show import new_figure
+from jaxnet.figures import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (devices, efficiency)
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; markers and letters work without colour.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "0.2")
 _MARKERS = "os^Dvx+"
 
 
@@ -41,7 +39,7 @@ def draw_scaling(
     curve_axis.set_title(title, loc="left", fontsize=9)
     curve_axis.plot(*zip(*limit, strict=True), color="0.6", linestyle="--", label="at most")
     for index, (label, points) in enumerate(curves.items()):
-        style = {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+        style = {"color": COLOURS[index % len(COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
         curve_axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
         _mark_where_it_shows(curve_axis, points, style["color"])
     if published:
@@ -75,7 +73,7 @@ def _draw_map(axis: "Axes", best: Mapping[tuple[int, int], str], labels: Sequenc
     devices = sorted({each for each, _ in best})
     batches = sorted({each for _, each in best})
     cells = [[labels.index(best[count, batch]) for count in devices] for batch in batches]
-    shown = ListedColormap([_COLOURS[index % len(_COLOURS)] for index in range(len(labels))])
+    shown = ListedColormap([COLOURS[index % len(COLOURS)] for index in range(len(labels))])
     axis.imshow(cells, origin="lower", aspect="auto", cmap=shown, vmin=-0.5, vmax=len(labels) - 0.5, alpha=0.6)
     for row, column in ((row, column) for row in range(len(batches)) for column in range(len(devices))):
         axis.text(column, row, chr(ord("A") + cells[row][column]), ha="center", va="center", fontsize=8)
@@ -85,7 +83,7 @@ def _draw_map(axis: "Axes", best: Mapping[tuple[int, int], str], labels: Sequenc
     axis.set_title("the fastest strategy", loc="left", fontsize=9)
     found = {index for row in cells for index in row}
     handles = [
-        Patch(facecolor=_COLOURS[index % len(_COLOURS)], alpha=0.6, label=f"{chr(ord('A') + index)}: {labels[index]}")
+        Patch(facecolor=COLOURS[index % len(COLOURS)], alpha=0.6, label=f"{chr(ord('A') + index)}: {labels[index]}")
         for index in sorted(found)
     ]
     axis.legend(handles=handles, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.errors import InputError
-from jaxnet.files import replacing
+from jaxnet.figures import COLLECTIVE_COLOURS, HATCHES, new_figure
 from jaxnet.report.steps import step_ranges
 from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, difference, intersection
 
@@ -105,47 +103,9 @@ def _device_json(device: DeviceStep) -> dict[str, Any]:
 
 _MOST_ROWS = 8
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the hatches work without colour.
-_STYLES = {
-    "all-reduce": ("#d55e00", ""),
-    "reduce-scatter": ("#0072b2", "//"),
-    "all-gather": ("#009e73", "\\\\"),
-    "all-to-all": ("#cc79a7", ".."),
-    "collective-permute": ("#e69f00", "xx"),
-}
 _COMPUTE = "0.35"
 _HIDDEN_ALPHA = 0.35
 _CHARACTER = 0.009  # width of a character of a label, as a fraction of the picture's width
-
-
-def write_png(timeline: Timeline, path: Path) -> None:
-    """Draw a timeline into a PNG file.
-
-    Raises:
-        InputError: matplotlib is missing, or the file cannot be written.
-    """
-    write_figure(draw(timeline), path)
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """An empty picture of so many inches; InputError if matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "the picture needs matplotlib, which is not installed: pip install matplotlib, or install jaxnet with "
-            "its extra 'notebooks'"
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def write_figure(figure: "Figure", path: Path) -> None:
-    """Write a picture into a PNG file, whole or not at all; InputError if it cannot be written."""
-    try:
-        with replacing(path) as fresh:
-            figure.savefig(fresh, format="png", dpi=150)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def draw(timeline: Timeline) -> "Figure":
@@ -153,6 +113,9 @@ def draw(timeline: Timeline) -> "Figure":
 
     A collective is dark while it is exposed and pale while compute hides it. Of more than eight devices, only the first
     of each process is shown.
+
+    Raises:
+        InputError: matplotlib is missing.
     """
     shown = _shown(timeline)
     figure = new_figure(10, 1.6 + 0.8 * len(shown))
@@ -193,7 +156,7 @@ def _draw_device(axis: "Axes", row: int, device: DeviceStep) -> None:
 def _draw_collective(
     axis: "Axes", timed: TimedCollective, compute: Sequence[Span], bottom: float, height: float
 ) -> None:
-    colour, hatch = _STYLES[timed.kind]
+    colour, hatch = COLLECTIVE_COLOURS[timed.kind], HATCHES[timed.kind]
     _bars(axis, intersection([timed.span], compute), bottom, height, facecolor=colour, alpha=_HIDDEN_ALPHA)
     _bars(axis, difference([timed.span], compute), bottom, height, facecolor=colour)
     _bars(axis, [timed.span], bottom, height, facecolor="none", edgecolor="white", hatch=hatch, linewidth=0.5)
@@ -225,9 +188,9 @@ def _legend(figure: "Figure", shown: Sequence[DeviceStep]) -> None:
 
     kinds = {timed.kind for device in shown for timed in device.collectives}
     handles = [Patch(facecolor=_COMPUTE, label="compute")]
-    for kind in (kind for kind in _STYLES if kind in kinds):
-        colour, hatch = _STYLES[kind]
-        handles.append(Patch(facecolor=colour, edgecolor="white", hatch=hatch, label=kind))
+    for kind, colour in COLLECTIVE_COLOURS.items():
+        if kind in kinds:
+            handles.append(Patch(facecolor=colour, edgecolor="white", hatch=HATCHES[kind], label=kind))
     pale = Patch(facecolor="0.3", alpha=_HIDDEN_ALPHA, label="pale: hidden")
     figure.legend(
         handles=[*handles, pale], loc="outside lower left", ncols=7, columnspacing=1.2, handlelength=1.6, frameon=False

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnet.comm import AXES, DEVICE, HOST, STRATEGIES, Sharded, Strategy, as_reducer, make_mesh
 from jaxnet.errors import InputError
+from jaxnet.figures import COLLECTIVE_COLOURS
 
 _KINDS = {
     "psum": "all-reduce",
@@ -113,13 +114,7 @@ def drawings(hosts: int = 2, devices: int = 4) -> dict[str, str]:
 # ---- Picture --------------------------------------------------------------------------------------------
 
 _STEP, _RADIUS, _PANEL_GAP, _TOP = 36, 10, 26, 24  # pixels
-_COLOURS = {
-    "all-reduce": "#d55e00",
-    "reduce-scatter": "#0072b2",
-    "all-gather": "#009e73",
-    "all-to-all": "#cc79a7",
-    "permute": "#b07800",
-}
+_COLOURS = {**COLLECTIVE_COLOURS, "permute": COLLECTIVE_COLOURS["collective-permute"]}
 
 
 def travel_svg(strategy: Strategy, hosts: int = 2, devices: int = 4) -> str:

@@ -1,9 +1,10 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -23,6 +24,10 @@ from jaxnet.comm import (
 from jaxnet.comm.as_html import html_code, html_folded, html_line, html_table
 from jaxnet.cost.bounds import BY_XLA
 from jaxnet.parallel import Form, ShardedDense, StepPlan
+from jaxnet.report.plans import Sent, draw_plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PyTree = Any
 _WHEN = {
@@ -120,6 +125,16 @@ class RunPlan:
             ]
         return report
 
+    def draw(self) -> "Figure":
+        """A picture: the buckets, and the messages over each axis, in order of issue.
+
+        Raises:
+            InputError: matplotlib is missing.
+        """
+        buckets = {"buckets": [Sent("", bucket["bytes"]) for bucket in self.buckets]} if self.buckets else {}
+        by_axis = _sent(self.sends) or {"all axes": [Sent("", self.wire_bytes_per_step)]}
+        return draw_plan(_title(self.as_json()), {**buckets, **by_axis})
+
     def __str__(self) -> str:
         return "\n".join(_lines(self.as_json(), self.check))
 
@@ -127,6 +142,24 @@ class RunPlan:
 
     def _repr_html_(self) -> str:
         return "".join(_html(self.as_json(), self.check))
+
+
+def _sent(sends: StepPlan) -> dict[str, list[Sent]]:
+    """What the busiest device sends, message by message, by axes; of a permute only some devices send."""
+    rows: dict[str, list[Sent]] = {}
+    for axes in dict.fromkeys(each.axes for each in sends.collectives):
+        over = [each for each in zip(sends.collectives, sends.shares, strict=True) if each[0].axes == axes]
+        by_sender = Counter[int]()
+        for collective, share in over:
+            for sender, _ in collective.pairs:
+                by_sender[sender] += round(share * collective.wire_bytes)
+        busiest = max(by_sender, key=lambda sender: by_sender[sender], default=None)
+        rows["+".join(axes)] = [
+            Sent(collective.kind, share * collective.wire_bytes)
+            for collective, share in over
+            if not collective.pairs or any(sender == busiest for sender, _ in collective.pairs)
+        ]
+    return rows
 
 
 def moment_of(form: Form) -> str:

@@ -11,11 +11,11 @@ from jaxnet.comm.as_html import html_table
 from jaxnet.config.run import Config
 from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
+from jaxnet.figures import new_figure
 from jaxnet.files import read_object
 from jaxnet.object_storage.reading import fetched_files
 from jaxnet.parallel.state import TrainState
 from jaxnet.report.run_files import curve, read_metrics
-from jaxnet.report.show import new_figure
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.plan import RunPlan
 

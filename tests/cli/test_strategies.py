@@ -67,9 +67,17 @@ def test_bucket_bytes_reach_the_strategies_that_have_them(capsys):
     assert messages["flat"] == 1
 
 
+def test_the_bytes_are_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    printed(capsys, "--config", DIGITS, "--svg", f"{tmp_path}/sent.svg")
+    assert "<svg" in (tmp_path / "sent.svg").read_text()
+    message = refused(lambda: run(["strategies", "--png", f"{tmp_path}/sent.png"]), capsys)
+    says(message, ["--png: give --config FILE too"])
+
+
 def test_drawings_of_all_but_xla(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxnet.cli.plan.emulate_devices", lambda *_: None)  # eight are there
-    assert run(["strategies", "--svg", f"{tmp_path}/drawn", "--mesh", "2x2"]) == 0
+    assert run(["strategies", "--drawings", f"{tmp_path}/drawn", "--mesh", "2x2"]) == 0
     assert capsys.readouterr().out == f"27 drawings in {tmp_path}/drawn\n"
     assert (tmp_path / "drawn/torus.svg").read_text().startswith("<svg ")
-    says(refused(lambda: run(["strategies", "--svg", str(tmp_path), "--json"]), capsys), ["leave --json out"])
+    says(refused(lambda: run(["strategies", "--drawings", str(tmp_path), "--json"]), capsys), ["leave --json out"])

@@ -125,7 +125,7 @@ def test_wrong_options(workdir, options, words, capsys):
 
 
 def test_a_picture_without_matplotlib(workdir, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = refused(lambda: run(["timeline", str(workdir), "--png", f"{tmp_path}/step.png"]), capsys)
     says(message, ["the picture needs matplotlib", "'notebooks'"])
 

@@ -14,6 +14,7 @@ from jaxnet.cost.collectives import (
     make_program,
     measure_collectives,
 )
+from jaxnet.cost.tables import draw_collectives
 from support.ranks import Ranks
 
 SHAPES = [(2, 4), (1, 8), (3, 2), pytest.param((8, 1), marks=pytest.mark.slow)]
@@ -84,6 +85,19 @@ def test_the_table_has_a_row_for_every_transfer_axis_and_size():
         assert row.wrong == 0
         assert 0 < row.min_us <= row.p50_us <= row.p99_us
         assert row.percent_of_peak == pytest.approx(100 * row.busbw * 1e9 / peaks[row.axis])
+
+
+def test_the_rates_are_drawn():
+    pytest.importorskip("matplotlib")
+    chosen = [TRANSFERS["all_reduce"], TRANSFERS["all_gather"]]
+    rows, peaks = measure_collectives(grid((2, 4)), [100, 4 * KiB], [("host",), ("device",)], chosen, 3, QUICK)
+    panels = draw_collectives(rows, peaks, {"host": 2, "device": 4}).axes
+    assert [panel.get_title(loc="left") for panel in panels] == ["over host", "over device"]
+    for panel, axis in zip(panels, ("host", "device"), strict=True):
+        *curves, peak = panel.lines
+        assert peak.get_ydata()[0] == peaks[axis] / 1e9
+        drawn = [(x, y) for curve in curves for x, y in zip(*curve.get_data(), strict=True)]
+        assert drawn == [(row.bytes, row.busbw) for row in rows if row.axis == axis]
 
 
 def test_no_large_plain_transfer_exceeds_the_peak():

@@ -9,7 +9,7 @@ from jaxnet import comm
 from jaxnet.cost import step_bench
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy, make_figures, trace_directory
-from jaxnet.cost.tables import check_plot, plot_steps, step_text
+from jaxnet.cost.tables import draw_steps, step_text
 from jaxnet.cost.workloads import LOSSES, synthetic
 from jaxnet.errors import InputError
 from jaxnet.report import read_traces, timeline
@@ -110,25 +110,13 @@ def test_a_directory_of_traces_is_made_before_anything_is_measured(tmp_path):
         check_trace(tmp_path / "file")
 
 
-def test_a_plot_is_written(report, tmp_path):
+def test_it_is_drawn(report):
     pytest.importorskip("matplotlib")
-    path = tmp_path / "steps.png"
-    check_plot(path)
-    plot_steps(report, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match="--plot needs matplotlib, which is not installed: pip install"):
-        check_plot(tmp_path / "steps.png")
-
-
-def test_a_plot_that_could_not_be_written(tmp_path):
-    with pytest.raises(InputError, match="there is no directory"):
-        check_plot(tmp_path / "none" / "steps.png")
-    with pytest.raises(InputError, match=r"wanted a file name that ends in \.png"):
-        check_plot(tmp_path / "steps.pdf")
+    [axes] = draw_steps(report).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(LABELS[::-1])
+    wide = [bar.get_width() for bar in axes.patches]
+    line = report.figures[0]
+    assert wide[len(LABELS) - 1] == line.compute_ms and wide[-1] == max(line.exposed_ms, 0)
 
 
 def test_labels():

@@ -21,7 +21,7 @@ WRONG = {
     "dtype": ("bench inference --model lstm --dtype int8", f"dtype int8: wanted one of {', '.join(DTYPES)}"),
     "width": ("bench inference --model lstm --width 0", "--width: '0' must be a number above 0, up to 16"),
     "image": ("bench inference --model alexnet --image 9", "--model alexnet --image 9: the network cannot be built"),
-    "plot": ("bench inference --model lstm --plot a.svg", "--plot a.svg: wanted a file name that ends in .png"),
+    "picture": ("bench inference --model lstm --png a.svg", "--png: 'a.svg' must end in .png"),
 }
 
 
@@ -32,7 +32,7 @@ def test_a_mistake_is_one_line(given, words, capsys):
 
 def test_a_table_and_a_picture(capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    assert run([*TINY, "--batch", "4,1,4", "--plot", str(tmp_path / "a.png")]) == 0
+    assert run([*TINY, "--batch", "4,1,4", "--png", str(tmp_path / "a.png")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("cifar10_quick on cpu, 32x32x3 images, float32, width 0.125; 3 calls of each size")
     assert [line.split()[0] for line in lines[2:]] == ["batch", "1", "4"]

@@ -7,7 +7,8 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.errors import InputError
-from jaxnet.report import read_traces, timeline, timeline_text, write_png
+from jaxnet.figures import write_figure
+from jaxnet.report import draw, read_traces, timeline, timeline_text
 from support.ranks import Ranks
 from support.traces import LAYER_BYTES, LAYERS, STEPS, record
 
@@ -64,8 +65,9 @@ def test_the_figures_are_consistent(recorded):
 
 
 def test_it_is_drawn(recorded, tmp_path):
-    write_png(recorded[1], tmp_path / "step.png")
+    write_figure(draw(recorded[1]), [tmp_path / "step.png", tmp_path / "step.svg"])
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "step.svg").read_text()
 
 
 @pytest.mark.slow
