@@ -36,7 +36,8 @@ it takes with `strategy=NAME:key=value`, and its bucket size with `bucket_bytes`
 
 The drawings show one message on two hosts of four devices: a row is a host. Devices in one outline add up, share out or
 gather with each other; an arrow is a message from one device to another; below stands what each device gives into the
-round. They are read off the program that the strategy traces; `jaxnet strategies --drawings FOLDER` draws them for any mesh.
+round. They are read off the program that the strategy traces; `jaxnet strategies --drawings FOLDER` draws them for any
+mesh.
 
 *Sends* is what the busiest device sends for a gradient of 4 MiB, relative to those 4 MiB. A ring over all eight devices
 sends 1.75, and no exact sum sends less in all. How to choose: [communication](guide/communication.md).

@@ -237,7 +237,9 @@ def _draw_sent(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     from jaxnet.report import draw_sent
 
     sent = {row["name"]: row["wire_bytes_per_axis"] for row in rows if "wire_bytes_per_axis" in row}
-    write_figure(draw_sent(args.config.stem, sent), args.pictures)
+    hosts, devices = args.mesh or (2, 4)
+    title = f"{args.config.stem}, {hosts} hosts of {devices} devices"
+    write_figure(draw_sent(title, sent), args.pictures)
 
 
 def _strategies_on(args: argparse.Namespace) -> int:

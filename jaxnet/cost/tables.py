@@ -115,9 +115,7 @@ def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
 # ---- Pictures -------------------------------------------------------------------------------------------
 
 
-def draw_collectives(
-    rows: Sequence[CollectiveRow], peaks: Mapping[str, float], mesh: Mapping[str, int]
-) -> "Figure":
+def draw_collectives(rows: Sequence[CollectiveRow], peaks: Mapping[str, float], mesh: Mapping[str, int]) -> "Figure":
     """Rate against size, a panel for the axes of each measured group of devices, a curve an algorithm.
 
     Raises:

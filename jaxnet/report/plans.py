@@ -94,13 +94,14 @@ def draw_sent(title: str, sent: Mapping[str, Mapping[str, float]]) -> "Figure":
     figure = new_figure(8, 1.4 + 0.26 * len(sent))
     bars = figure.subplots()
     for index, axis in enumerate(_axes(sent)):
-        style = {"color": COLOURS[index % len(COLOURS)], "hatch": ("", "//", "..")[index % 3], "edgecolor": "white"}
         lengths = [row.get(axis, 0) / size for row in sent.values()]
         before = [sum(_before(row, axis, _axes(sent))) / size for row in sent.values()]
-        bars.barh(range(len(sent)), lengths, 0.7, before, label=f"over {axis}", **style)
+        drawn = bars.barh(range(len(sent)), lengths, 0.7, before, label=f"over {axis}")
+        for bar in drawn:
+            bar.set(facecolor=COLOURS[index % len(COLOURS)], hatch=("", "//", "..")[index % 3], edgecolor="white")
     bars.set_yticks(range(len(sent)), list(sent), fontsize=8)
-    bars.invert_yaxis()
-    bars.set_xlabel(f"{unit} that the busiest device sends in a step")
+    bars.set(xlabel=f"{unit} that the busiest device sends in a step", xlim=(0, 1.05 * longest / size))
+    bars.set_ylim(len(sent) - 0.4, -0.6)
     bars.set_title(title, loc="left", fontsize=10)
     bars.spines[["right", "top"]].set_visible(False)
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)

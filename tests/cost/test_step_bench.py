@@ -116,7 +116,8 @@ def test_it_is_drawn(report):
     assert [label.get_text() for label in axes.get_yticklabels()] == list(LABELS[::-1])
     wide = [bar.get_width() for bar in axes.patches]
     line = report.figures[0]
-    assert wide[len(LABELS) - 1] == line.compute_ms and wide[-1] == max(line.exposed_ms, 0)
+    assert wide[len(LABELS) - 1] == line.compute_ms
+    assert wide[-1] == max(line.exposed_ms, 0)
 
 
 def test_labels():

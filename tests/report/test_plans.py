@@ -40,9 +40,13 @@ def test_a_row_is_as_long_as_its_bytes(name):
 def test_messages_are_in_order_of_issue():
     plan = prepare(replace(CONFIG, strategy="hierarchical"), comm.make_mesh(2, jax.devices()[:4])).plan
     [axes] = plan.draw().axes
-    ends = [box.get_x() for box in axes.patches if round(box.get_y() + box.get_height() / 2) == 0]
-    assert len(ends) == len(plan.buckets) and ends == sorted(ends)
-    assert [text.get_text() for text in axes.texts if text.get_text().isdigit()][: len(ends)] == ["0", "1"]
+    boxes = [box for box in axes.patches if round(box.get_y() + box.get_height() / 2) == 0]
+    assert [box.get_width() * 1024 for box in boxes] == pytest.approx([bucket["bytes"] for bucket in plan.buckets])
+    ends = [box.get_x() + box.get_width() for box in boxes]
+    assert [box.get_x() for box in boxes] == pytest.approx([0, *ends[:-1]])
+    numbered = {int(text.get_text()): text.get_position()[0] for text in axes.texts if text.get_text().isdigit()}
+    assert len(numbered) > 2
+    assert all(boxes[number].get_x() < place < ends[number] for number, place in numbered.items())
 
 
 def test_bytes_beside_each_other():
