@@ -188,13 +188,15 @@ _EXPORT_DESCRIPTION = """\
 Write a trained network as a StableHLO program: uint8 images in, probabilities out, normalization included; of other
 data, arrays by name in, and what the task says of them out. JAX alone runs it, with
 jax.export.deserialize(bytearray(pathlib.Path(FILE).read_bytes())).call(images). `jaxnet predict FILE` runs it too, and
-needs FILE.json beside it. The program is for the platforms named; it was tested on the CPU only."""
+needs FILE.json beside it. The program is for the platforms named; it was tested on the CPU only.
+If FILE ends in .safetensors, write the weights alone, as PyTorch has them, by torchvision's names."""
 
 _EXPORT_EXAMPLES = """\
 examples:
   jaxnet export runs/digits --out digits.stablehlo
   jaxnet export runs/digits --best --out digits.stablehlo --batch 64 --platforms cpu
   jaxnet export vgg16.safetensors --out vgg16.stablehlo --weights separate --dtype bfloat16
+  jaxnet export runs/photos --best --out for_pytorch.safetensors
 """
 
 
@@ -204,31 +206,35 @@ def add_export(commands: Commands) -> None:
         "export", help="write a trained network as StableHLO", description=_EXPORT_DESCRIPTION, epilog=_EXPORT_EXAMPLES
     )
     parser.add_argument("trained", type=given_path, metavar="TRAINED", help="a workdir, a checkpoint or a file")
-    parser.add_argument("--out", type=given_path, required=True, metavar="FILE", help="the program to write")
+    parser.add_argument("--out", type=given_path, required=True, metavar="FILE", help="what to write")
     add_choice(parser)
     parser.add_argument("--batch", type=batch_size, metavar="N", help="take batches of N images; default: of any size")
     parser.add_argument(
         "--weights",
         choices=("inside", "separate"),
-        default="inside",
-        help="inside: constants of the program; separate: in FILE.weights.safetensors, its first argument when called",
+        help="inside: constants of the program; separate: in FILE.weights.safetensors, its first argument when called; "
+        "default inside",
     )
-    parser.add_argument(
-        "--platforms", type=_platforms, default="cpu,cuda,tpu", metavar="NAMES", help="platforms; default cpu,cuda,tpu"
-    )
+    parser.add_argument("--platforms", type=_platforms, metavar="NAMES", help="platforms; default cpu,cuda,tpu")
     parser.set_defaults(run=run_export)
 
 
 def run_export(args: argparse.Namespace) -> int:
     """Load, export, and print the names of the files written."""
-    from jaxnet.inference.export import export
+    from jaxnet.inference.export import PLATFORMS, export, export_weights
     from jaxnet.inference.loading import load_network
 
     show_warnings()
     choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}
+    alone = args.out.suffix == ".safetensors"
+    if alone and (given := [name for name in ("batch", "weights", "platforms") if getattr(args, name)]):
+        raise InputError(f"--{given[0]} is for a program, and {args.out} gets weights alone: leave one of them out")
     network = load_network(args.trained, **choice)
-    separate = args.weights == "separate"
-    for path in export(network, args.out, batch=args.batch, platforms=args.platforms, separate_weights=separate):
+    if alone:
+        print(f"{args.out}  {export_weights(network, args.out)} tensors, {args.out.stat().st_size:,} bytes")
+        return 0
+    separate, platforms = args.weights == "separate", args.platforms or PLATFORMS
+    for path in export(network, args.out, batch=args.batch, platforms=platforms, separate_weights=separate):
         print(f"{path}  {path.stat().st_size:,} bytes")
     return 0
 

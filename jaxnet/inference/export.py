@@ -30,7 +30,7 @@ from jaxnet.files import OddFile, read_object, record_of, regular, replace, repl
 from jaxnet.inference.network import Network
 from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.models import inference_options
-from jaxnet.weights import file_digest
+from jaxnet.weights import file_digest, to_tensors, write_tensors
 from jaxnet.weights.files import read_safetensors
 
 FORMAT = "jaxnet exported network 1"
@@ -87,6 +87,23 @@ def export(
         replace(out, program)
         replace(description_path(out), json.dumps(description, indent=1) + "\n")
     return files
+
+
+def export_weights(network: Network, out: Path) -> int:
+    """Write the weights of `network` as PyTorch has them, a safetensors file; return how many tensors it holds.
+
+    Names and layouts are those that `jaxnet import` reads: torchvision's for the networks of the zoo, and by the same
+    rule for others.
+
+    Raises:
+        InputError: it is an ensemble, two names are one in PyTorch, or it cannot be written.
+    """
+    if network.architecture.members > 1:
+        raise InputError(f"{network.where} has {network.architecture.members} members: give --member N")
+    weights = {name: np.asarray(leaf) for name, leaf in network.weights.items()}
+    tensors = to_tensors(weights, network.architecture.maps)
+    write_tensors(out, tensors)
+    return len(tensors)
 
 
 @contextlib.contextmanager

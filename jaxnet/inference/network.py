@@ -19,6 +19,7 @@ from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError
 from jaxnet.models import Model, abstract_variables, from_linen
 from jaxnet.tasks.task import Batch, Task
+from jaxnet.weights import flattened_maps
 
 Weights = dict[str, jax.Array]
 DTYPES = ("float32", "bfloat16", "float16")
@@ -75,6 +76,16 @@ class Architecture:
         Call it inside `jax.jit`. `given` are images, uint8 [batch, height, width, channels], or arrays by name.
         """
         return self.task.predicted(self._outputs(weights, given))
+
+    @property
+    def maps(self) -> dict[str, tuple[int, int, int]]:
+        """(height, width, channels) of the feature map that a dense layer flattens, by its kernel's name."""
+
+        def forward(variables: Any, given: Any) -> Any:
+            params, stats = split(variables)
+            return self._pure.apply(params, stats, self.task.asked(self._batch(given)), train=False, keys=None)[0]
+
+        return flattened_maps([forward], self._tree, self.given(2))
 
     def _outputs(self, weights: Mapping[str, jax.Array], given: Any) -> Any:
         if self.members > 1:

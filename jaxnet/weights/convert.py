@@ -137,6 +137,40 @@ def convert_tensor(tensor: np.ndarray, variable: str, target: Target) -> np.ndar
     return np.ascontiguousarray(array, np.float32)
 
 
+def to_tensors(variables: Mapping[str, np.ndarray], maps: Mapping[str, FlattenedMap]) -> dict[str, np.ndarray]:
+    """Return the tensors that `convert` would make these variables of, by torchvision's names: its inverse.
+
+    Args:
+        variables: by flat name.
+        maps: (height, width, channels) of the flattened map that a dense kernel multiplies, by the kernel's name.
+
+    Raises:
+        InputError: two variables have the same name in PyTorch.
+
+    >>> to_tensors({"params/fc/kernel": np.arange(6).reshape(3, 2)}, {})["fc.weight"].tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for variable, array in variables.items():
+        name = tensor_name(variable)
+        if name in tensors:
+            raise InputError(f"{variable} and another variable are both called {name} in PyTorch: rename one of them")
+        tensors[name] = np.ascontiguousarray(_torch_arranged(array, variable, maps.get(variable)))
+    return tensors
+
+
+def _torch_arranged(array: np.ndarray, variable: str, flattened: FlattenedMap | None) -> np.ndarray:
+    if not variable.endswith("/kernel") or array.ndim < 2:
+        return array
+    if array.ndim > 2:  # a convolution: window, inputs, outputs
+        return np.moveaxis(array, (-1, -2), (0, 1))
+    rows = array.T
+    if flattened is not None and rows.shape[1] == math.prod(flattened):
+        height, width, channels = flattened
+        rows = rows.reshape(-1, height, width, channels).transpose(0, 3, 1, 2).reshape(rows.shape)
+    return rows
+
+
 def _require_weights(name: str, tensor: np.ndarray) -> None:
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise InputError(

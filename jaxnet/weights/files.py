@@ -70,6 +70,24 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
         ) from error
 
 
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write a safetensors file as PyTorch's libraries write and read them, whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    _write(path, tensors, {"format": "pt"})  # without it Hugging Face's transformers refuse a file
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+    try:
+        with replacing(path) as fresh:
+            safetensors.numpy.save_file(dict(arrays), fresh, metadata)
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"weights cannot be written to {path}: {reason}") from error
+
+
 def unreadable(path: Path, error: OSError) -> InputError:
     """Return the error for a file that the system does not read."""
     return InputError(f"weights cannot be read from {path}: {error.strerror}")
@@ -117,13 +135,7 @@ def write_variables(path: Path, variables: Mapping[str, np.ndarray], about: Weig
     Raises:
         InputError: it cannot be written.
     """
-    metadata = {"about": json.dumps(about._asdict())}
-    try:
-        with replacing(path) as fresh:
-            safetensors.numpy.save_file(dict(variables), fresh, metadata)
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"variables cannot be written to {path}: {reason}") from error
+    _write(path, variables, {"about": json.dumps(about._asdict())})
 
 
 def read_variables(path: Path) -> tuple[dict[str, np.ndarray], WeightsMetadata]:

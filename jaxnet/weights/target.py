@@ -4,8 +4,8 @@ PyTorch flattens a feature map in the order C, H, W, and Flax in the order H, W,
 a flattened map must be reordered, and the sizes of the map must be known.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -18,6 +18,7 @@ from jaxnet.weights.names import is_auxiliary
 _IN_PLACE = frozenset(("convert_element_type", "copy"))
 
 FlattenedMap = tuple[int, int, int]
+Forward: TypeAlias = Callable[[Any, Any], Any]
 
 
 class Target(NamedTuple):
@@ -44,25 +45,11 @@ def target_of(build: Callable[[int], nn.Module], classes: int, image: tuple[int,
         for tree in (variables, _variables(build(classes + 1), images))
     )
     heads = frozenset(name for name, shape in shapes.items() if others[name] != shape)
-    return Target(shapes, heads, flattened_maps(module, variables, images))
+    return Target(shapes, heads, flattened_maps(_passes(module, variables), variables, images))
 
 
-def _variables(module: nn.Module, images: jax.ShapeDtypeStruct) -> Any:
-    return jax.eval_shape(lambda images: module.init(jax.random.key(0), images, train=False), images)
-
-
-def flattened_maps(module: nn.Module, variables: Any, images: jax.ShapeDtypeStruct) -> dict[str, FlattenedMap]:
-    """Return (height, width, channels) of the flattened map for each dense kernel that multiplies one.
-
-    Found in the jaxpr of the forward pass: a reshape of [batch, H, W, C] to [batch, H W C] that leads to a product with
-    the kernel. A model with auxiliary heads is traced in training too.
-
-    >>> from jaxnet.models import CNN
-    >>> images = jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")
-    >>> module = CNN(num_classes=10, widths=(4,), hidden=16)
-    >>> flattened_maps(module, _variables(module, images), images)
-    {'params/dense_0/kernel': (4, 4, 4)}
-    """
+def _passes(module: nn.Module, variables: Any) -> list[Forward]:
+    """Evaluation; and training, of a model with auxiliary heads, which are in no other pass."""
 
     def evaluated(variables: Any, images: jax.Array) -> Any:
         return module.apply(variables, images, train=False)
@@ -71,8 +58,32 @@ def flattened_maps(module: nn.Module, variables: Any, images: jax.ShapeDtypeStru
         keys = jax.random.split(jax.random.key(0), images.shape[0])
         return module.apply(variables, images, train=True, keys=keys, mutable=[*variables])
 
+    return [evaluated, trained] if any(map(is_auxiliary, flatten_dict(variables, sep="/"))) else [evaluated]
+
+
+def _variables(module: nn.Module, images: jax.ShapeDtypeStruct) -> Any:
+    return jax.eval_shape(lambda images: module.init(jax.random.key(0), images, train=False), images)
+
+
+def flattened_maps(passes: Iterable[Forward], variables: Any, images: Any) -> dict[str, FlattenedMap]:
+    """Return (height, width, channels) of the flattened map for each dense kernel that multiplies one.
+
+    Found in the jaxpr of a forward pass: a reshape of [batch, H, W, C] to [batch, H W C] that leads to a product with
+    the kernel.
+
+    Args:
+        passes: each is called with `variables` and `images`.
+        variables: their shapes, as nested dicts.
+        images: their shapes.
+
+    >>> from jaxnet.models import CNN
+    >>> images = jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")
+    >>> module = CNN(num_classes=10, widths=(4,), hidden=16)
+    >>> forward = lambda variables, images: module.apply(variables, images, train=False)
+    >>> flattened_maps([forward], _variables(module, images), images)
+    {'params/dense_0/kernel': (4, 4, 4)}
+    """
     names = list(flatten_dict(variables, sep="/"))
-    passes = (evaluated, trained) if any(map(is_auxiliary, names)) else (evaluated,)
     maps: dict[str, FlattenedMap] = {}
     for forward in passes:
         jaxpr = jax.make_jaxpr(forward)(variables, images).jaxpr

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from jax import export as jax_export
 
+from jaxnet.cli.main import run
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.export import description_path, export, weights_path
 from jaxnet.inference.loading import load_network
-from jaxnet.weights import file_digest
+from jaxnet.weights import Target, convert, file_digest, read_tensors
+from jaxnet.weights.files import read_safetensors
 from support.checkpointing import flip_a_bit
 from support.disks import files_no_longer_than
 from support.odd_files import DEEP, ODD, directory, loop, pipe, to_a_device
 from support.programs import clean_environment
+from support.refusals import refused, says
 from support.trained import TEST
 
 IMAGES = TEST.image[:11]
@@ -232,3 +235,25 @@ def test_the_description_says_what_it_takes(exported):
     about = json.loads(description_path(exported).read_text())
     assert about["inputs"]["image_shape"] == [8, 8, 1]
     assert (about["batch"], about["platforms"]) == (None, ["cpu"])
+
+
+def test_weights_alone_as_pytorch_has_them(network, workdir, tmp_path, capsys):
+    out = tmp_path / "net.safetensors"
+    assert run(["export", str(workdir), "--out", str(out)]) == 0
+    tensors, metadata = read_safetensors(out)
+    assert metadata == {"format": "pt"}
+    assert capsys.readouterr().out == f"{out}  {len(tensors)} tensors, {out.stat().st_size:,} bytes\n"
+    assert len(tensors) == len(network.weights)
+    target = Target(
+        {name: leaf.shape for name, leaf in network.weights.items()}, frozenset(), network.architecture.maps
+    )
+    assert target.maps
+    again, report = convert(read_tensors(out, "safetensors"), target)
+    assert report.unmatched == 0
+    for name, leaf in network.weights.items():
+        np.testing.assert_array_equal(again[name], leaf)
+
+
+def test_what_is_for_programs_is_not_for_weights(workdir, tmp_path, capsys):
+    asked = ["export", str(workdir), "--out", f"{tmp_path}/a.safetensors", "--platforms", "cpu"]
+    says(refused(lambda: run(asked), capsys), ["--platforms is for a program", "a.safetensors gets weights alone"])

@@ -10,7 +10,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from jaxnet.models.zoo import ZOO
-from jaxnet.weights import convert, read_tensors, target_of
+from jaxnet.weights import convert, read_tensors, target_of, to_tensors
 from support.programs import ROOT
 
 # name: width, image, classes
@@ -51,6 +51,9 @@ def test_logits_agree(folder, name):
     target = target_of(build, classes, (image, image, 3))
     variables, report = convert(read_tensors(folder / f"{name}.pth", "torchvision"), target)
     assert not report.unmatched, "\n".join(report.lines())
+    back, given = to_tensors(variables, target.maps), read_tensors(folder / f"{name}.pth", "torchvision")
+    for tensor in given.keys() - {name for name in given if name.endswith("num_batches_tracked")}:
+        np.testing.assert_array_equal(back[tensor], given[tensor])
     twice, _ = convert(read_tensors(folder / f"{name}.safetensors", "safetensors"), target)
     jax.tree.map(np.testing.assert_array_equal, variables, twice)
     given = np.load(folder / f"{name}.npz")

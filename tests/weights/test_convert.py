@@ -12,7 +12,8 @@ from jax import lax
 
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
-from jaxnet.weights import Target, convert, target_of
+from jaxnet.models.zoo import ZOO
+from jaxnet.weights import Target, convert, target_of, to_tensors
 from jaxnet.weights.convert import Misfit, convert_tensor, torch_shape
 from jaxnet.weights.files import WeightsMetadata, write_variables
 from jaxnet.weights.names import tensor_name
@@ -76,6 +77,33 @@ def test_a_converted_network_computes_the_same(target):
     logits = Net(3).apply(unflatten_dict(variables, sep="/"), images, train=False)
     expected = reference(tensors, images.transpose(0, 3, 1, 2))
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * abs(expected).max())
+
+
+def test_the_way_back_is_the_inverse(target):
+    tensors = tensors_for(target)
+    back = to_tensors(convert(tensors, target)[0], target.maps)
+    assert back.keys() == tensors.keys()
+    jax.tree.map(np.testing.assert_array_equal, back, tensors)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_way_back_is_the_inverse_for_each_network_of_the_zoo(name):
+    """Numbers stand for themselves, so a row that is moved shows."""
+    entry = ZOO[name]
+    target = target_of(lambda classes: entry.build(num_classes=classes, width=0.0625), 10, entry.image)
+    variables = {
+        name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in target.shapes.items()
+    }
+    tensors = to_tensors(variables, target.maps)
+    again, report = convert(tensors, target)
+    assert report.unmatched == 0
+    assert again.keys() == variables.keys()
+    jax.tree.map(np.testing.assert_array_equal, again, variables)
+
+
+def test_two_variables_of_one_name_are_refused():
+    with pytest.raises(InputError, match="both called a.0.bias in PyTorch"):
+        to_tensors({"params/a_0/bias": np.zeros(2), "params/a/0/bias": np.zeros(2)}, {})
 
 
 def test_all_become_float32(target):
