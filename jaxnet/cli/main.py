@@ -29,6 +29,7 @@ examples:
   jaxnet timeline runs/digits
   jaxnet report runs/digits
   jaxnet data prepare imagenet2012 --manual-dir ~/downloads
+  jaxnet completion bash
 """
 
 
@@ -68,6 +69,7 @@ def run(argv: Sequence[str]) -> int:
     # The program may have been started again (`use_huge_pages`), so its modules are imported here, and none of them
     # imports JAX before it runs a command: `jaxnet --help` answers at once.
     from jaxnet.cli.bench import add_bench
+    from jaxnet.cli.completion import add_completion
     from jaxnet.cli.data import add_data
     from jaxnet.cli.doctor import add_doctor
     from jaxnet.cli.launch import add_lab, add_launch
@@ -92,6 +94,7 @@ def run(argv: Sequence[str]) -> int:
         *(add_predict, add_export, add_bench, add_tune, add_simulate, add_timeline, add_report, add_data),
     ):
         add_command(commands)
+    add_completion(commands, parser)
     args = parser.parse_args(argv)
     with causes_shown(getattr(args, "verbose", False)):  # an option of commands that run a config
         status: int = args.run(args)
