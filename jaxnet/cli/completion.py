@@ -39,13 +39,13 @@ def _print_script(whole: Parser, shell: str) -> int:
 
 
 def _names() -> dict[str, list[str]]:
-    from jaxnet.comm import STRATEGIES
+    from jaxnet.comm import STRATEGIES, installed_strategies
     from jaxnet.cost.accelerators import ACCELERATORS
     from jaxnet.cost.machines import MACHINES
     from jaxnet.models.zoo import ZOO
 
     places = [*(f"{kind}:" for kind in ACCELERATORS), *MACHINES]
-    return {"--strategy": [*STRATEGIES], "--model": [*ZOO], "--on": places}
+    return {"--strategy": [*STRATEGIES, *installed_strategies()], "--model": [*ZOO], "--on": places}
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -307,9 +307,10 @@ def _settable(row: dict[str, Any]) -> str:
 
 
 def _described() -> list[dict[str, Any]]:
-    from jaxnet.comm import STRATEGIES
+    from jaxnet.comm import STRATEGIES, installed_strategies, named_strategy
 
-    return [_row(make()) for make in STRATEGIES.values()]
+    ours = [make() for make in STRATEGIES.values()]
+    return [_row(each) for each in [*ours, *map(named_strategy, installed_strategies())]]
 
 
 def _row(strategy: "Strategy") -> dict[str, Any]:
@@ -353,6 +354,7 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
         as_sent,
         bucketed,
         has_bucket_size,
+        installed_strategies,
         named_strategy,
         platform_of,
         wire_bytes_per_axis,
@@ -362,9 +364,10 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
     flat = as_sent(bucketed(all_reduce(*sizes), None).plan(shapes, sizes).collectives, platform)
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []
+    given = [config.strategy] if isinstance(config.strategy, str) else []
     strategies = [
         named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
-        for name in dict.fromkeys([*STRATEGIES, *([config.strategy] if isinstance(config.strategy, str) else [])])
+        for name in dict.fromkeys([*STRATEGIES, *installed_strategies(), *given])
         if name != AUTO
     ]
     strategies += [config.strategy] if isinstance(config.strategy, Strategy) else []

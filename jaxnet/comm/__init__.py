@@ -8,7 +8,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     a sum inside another    scattered(axis, inner), ring(axis, inner), ...; factored (levels in an axis); bracket
     a pytree as messages    bucketed, grouped, powersgd; in_order, backward_order
     when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
-    whole strategies        STRATEGIES, named_strategy, Strategy, Averaging
+    whole strategies        STRATEGIES, installed_strategies, named_strategy, Strategy, Averaging
     what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
     by platform             compiler_options, platform_options, chosen_options, as_sent, on_platform, tiled, pipelined
     what was compiled       verify, collectives_in, programs_in, schedule
@@ -20,7 +20,15 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
 from jaxnet.comm import codecs
 from jaxnet.comm.bucketed import after, bucketed, during, grouped, in_order
 from jaxnet.comm.buckets import Bucket, BucketPlan
-from jaxnet.comm.by_name import AUTO, STRATEGIES, has_bucket_size, named_strategy, settings_of, takes_all_reduce
+from jaxnet.comm.by_name import (
+    AUTO,
+    STRATEGIES,
+    has_bucket_size,
+    installed_strategies,
+    named_strategy,
+    settings_of,
+    takes_all_reduce,
+)
 from jaxnet.comm.codecs import Codec
 from jaxnet.comm.compressed import cast, compressed, compressed_scattered
 from jaxnet.comm.cut import PieceProgram, cut, first_reads, result_turns
@@ -156,6 +164,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "Strategy",
     "Averaging",
     "BlockFilter",
+    "installed_strategies",
     "named_strategy",
     "settings_of",
     "has_bucket_size",

@@ -1,10 +1,17 @@
-"""Strategies by name, with what can be set of them: `top_k`, `top_k:fraction=0.001`."""
+"""Strategies by name, with what can be set of them: `top_k`, `top_k:fraction=0.001`.
+
+Another package adds names of its own by an entry point, in its pyproject.toml:
+
+    [project.entry-points."jaxnet.strategies"]
+    signs = "their_package:signs"          # a function that returns a Strategy; its keyword arguments can be set
+"""
 
 import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from jaxnet.comm.expression import MiB
@@ -53,6 +60,11 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 }
 
 
+def installed_strategies() -> dict[str, EntryPoint]:
+    """Strategies of other packages that are installed, by name; a name of jaxnet stays jaxnet's."""
+    return {each.name: each for each in entry_points(group="jaxnet.strategies") if each.name not in STRATEGIES}
+
+
 AUTO = "auto"
 """The name of the default: the strategy that is best on a platform, as far as is known."""
 
@@ -83,15 +95,16 @@ def named_strategy(
     """The strategy called `name`, with buckets of `bucket_bytes` instead of its own size.
 
     Args:
-        name: one of `STRATEGIES`; `:key=value` behind it, any number, sets what else that function takes. Or 'auto':
-            'ddp' on TPUs, 'hierarchical' elsewhere.
+        name: one of `STRATEGIES` or `installed_strategies()`; `:key=value` behind it, any number, sets what else that
+            function takes. Or 'auto': 'ddp' on TPUs, 'hierarchical' elsewhere.
         bucket_bytes: None: what is best for the strategy on the platform.
         all_reduce: makes the sums across hosts, such as `mpi_all_reduce`; None: XLA's.
         platform: 'cpu', 'gpu' or 'tpu': where it will run.
 
     Raises:
         ValueError: no such strategy (the nearest name is given), one that takes no such key or value, one without a
-            bucket size, or one that sums across hosts in another way than by an all-reduce.
+            bucket size, one that sums across hosts in another way than by an all-reduce, or one of another package
+            that cannot be imported or makes no Strategy.
 
     >>> named_strategy("hierarchical", bucket_bytes=4 * 2**20).schedule
     'during'
@@ -111,9 +124,12 @@ def named_strategy(
     chosen = settings | {key: value for key, value in given.items() if value is not None}
     arguments = {**_SIZES.get((base, platform), {}), **chosen}
     try:
-        return replace(STRATEGIES[base](**arguments), name=name)
+        made = _maker(base)(**arguments)
     except ValueError as error:
         raise ValueError(f"strategy {name!r}: {error}") from error
+    if not isinstance(made, Strategy):
+        raise ValueError(f"strategy {name!r}: {installed_strategies()[base].value} returned {made!r:.60}, no Strategy")
+    return replace(made, name=name)
 
 
 def has_bucket_size(name: str) -> bool:
@@ -141,7 +157,18 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(STRATEGIES[name]).parameters)
+    return dict(inspect.signature(_maker(name), eval_str=name not in STRATEGIES).parameters)
+
+
+def _maker(name: str) -> Callable[..., Strategy]:
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    entry = installed_strategies()[name]
+    try:
+        maker: Callable[..., Strategy] = entry.load()
+    except Exception as error:  # whatever the package raises when it is imported
+        raise ValueError(f"strategy {name!r}: {entry.value} cannot be imported: {error}") from error
+    return maker
 
 
 def _parse(name: str) -> tuple[str, dict[str, Any]]:
@@ -151,10 +178,11 @@ def _parse(name: str) -> tuple[str, dict[str, Any]]:
         if settings:
             raise ValueError(f"strategy {name!r}: {AUTO} takes no settings; name a strategy")
         base = _BEST_ELSEWHERE
-    if base not in STRATEGIES:
-        near = difflib.get_close_matches(base, STRATEGIES, n=1)
+    if base not in STRATEGIES and base not in (installed := installed_strategies()):
+        known = [AUTO, *STRATEGIES, *installed]
+        near = difflib.get_close_matches(base, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no strategy {base!r}; {hint}there are: {', '.join([AUTO, *STRATEGIES])}")
+        raise ValueError(f"no strategy {base!r}; {hint}there are: {', '.join(known)}")
     given: dict[str, Any] = {}
     for key, value in (_setting(base, setting) for setting in settings):
         if key in given:

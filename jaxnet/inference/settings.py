@@ -1,11 +1,17 @@
 """Make the model and the data set of a run again, from the settings that a checkpoint holds.
 
 Settings are what `jaxnet.config.keys.flatten` writes: the class of each object, and the values of its fields. Only
-classes of jaxnet are made again, by looking them up: nothing is imported because a file names it.
+classes of jaxnet are made again, by looking them up, and those that an installed package declares as its own:
+
+    [project.entry-points."jaxnet.models"]       # or jaxnet.tasks, jaxnet.data
+    mixer = "their_package.nets:Mixer"
+
+Nothing else is imported because a file names it.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 import flax.linen as nn
@@ -64,7 +70,8 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     """
     name = settings.get(key)
     # By its name alone: a class of jaxnet may have moved to another module since it was saved.
-    found = known.get(class_name(name)) if isinstance(name, str) and name.startswith("jaxnet.") else None
+    ours = isinstance(name, str) and name.startswith("jaxnet.")
+    found = known.get(class_name(name)) if ours else _declared(name, key, where)
     if found is None:
         raise InputError(
             f"{where}: its {key} is {name!r:.80}, which is not of jaxnet and is not loaded; give the config that it "
@@ -88,6 +95,19 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     for path, value, wanted in broken_limits(made):
         raise InputError(f"{where}: {key}.{path} is {value!r:.60}, wanted {wanted}")
     return made
+
+
+def _declared(name: Any, key: str, where: str) -> type | None:
+    """The class of this name, if an installed package declares it as one of its models, tasks or data sets."""
+    group = {"model": "jaxnet.models", "task": "jaxnet.tasks", "data": "jaxnet.data"}.get(key.partition(".")[0], "")
+    for entry in entry_points(group=group):
+        if f"{entry.module}.{entry.attr}" == name:
+            try:
+                declared: type = entry.load()
+            except Exception as error:  # whatever the package raises when it is imported
+                raise InputError(f"{where}: its {key}, {name}, cannot be imported: {error}") from error
+            return declared
+    return None
 
 
 def with_trained_values(given: Any, settings: Settings, prefix: str) -> Any:
