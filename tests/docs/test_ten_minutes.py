@@ -1,0 +1,43 @@
+"""docs/guide/ten_minutes.md as a reader goes through it: every block in its order, in one folder."""
+
+import doctest
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.markdown import as_a_reader, blocks
+from support.programs import clean_environment
+
+PAGE = "docs/guide/ten_minutes.md"
+
+
+def run_block(block, folder):
+    """What a block of commands prints, or a program on eight devices."""
+    command = ["bash", "-ec", block.text] if block.language == "sh" else [sys.executable, "-c", block.text]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = clean_environment(PATH=path, **{"JAX_NUM_CPU_DEVICES": "8"} if block.language == "python" else {})
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, f"{block}:\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_every_block_in_its_order(tmp_path):
+    as_a_reader(PAGE, tmp_path)
+    there = sorted(
+        (block for language in ("sh", "python") for block in blocks(PAGE, language)), key=lambda each: each.line
+    )
+    assert len(there) > 8
+    for block in there:
+        if not block.file:
+            printed = run_block(block, tmp_path)
+            wanted = f"...{block.output or ''}"  # what a page shows is what is printed last
+            assert doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS), f"{block}:\n{printed}"
+    assert {path.name for path in tmp_path.glob("*.html")} == {"first.html", "three.html"}
+    assert (tmp_path / "runs/long/summary.json").exists()
