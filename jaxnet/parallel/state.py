@@ -132,6 +132,13 @@ class TrainState(NamedTuple):
     key: jax.Array
     scale: LossScale | None = None
 
+    def _repr_html_(self) -> str:
+        """In a notebook, a tree to open and close, with the mean, spread and range of each array."""
+        import treescope
+
+        html: str = treescope.render_to_html(self._asdict())
+        return html
+
 
 def with_values(variables: Variables, values: Mapping[str, jax.Array]) -> Variables:
     """The variables with those values in the place of their own, in every member of an ensemble; to be traced.

@@ -1,10 +1,12 @@
 """What a notebook shows of plans, strategies and configs: HTML that is whole, and holds the figures."""
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import jax
 import pytest
+import treescope
 
 import jaxnet
 from jaxnet import comm
@@ -105,6 +107,14 @@ def test_a_config_that_cannot_be_shown_is_left_to_its_text():
         __str__ = __repr__
 
     assert replace(CONFIG, data=Odd())._repr_html_() is None
+
+
+def test_a_state_is_a_tree_that_needs_no_network(monkeypatch):
+    whole = treescope.render_to_html
+    monkeypatch.setattr(treescope, "render_to_html", lambda tree: whole(tree, compressed=False))
+    shown = jaxnet.prepare(CONFIG).init()._repr_html_()
+    assert all(name in shown for name in ("params", "optimizer", "kernel", "float32"))
+    assert not re.search(r"https?://(?!www\.w3\.org)", shown)
 
 
 def test_an_experiment_shows_its_plan_and_a_plan_its_check():
