@@ -16,7 +16,7 @@ def get_config() -> Config:
     """The run."""
     return Config(
         model=AlexNet2012(num_classes=1000),
-        data=ImageNet(size=227, test_size=227, test_resize=256),
+        data=ImageNet(size=227, test_resize=256),
         task=ImageClassification(pixels=Pixels(mean=(123 / 255, 117 / 255, 104 / 255), std=(1 / 255,))),
         epochs=90,
         batch_size=256,

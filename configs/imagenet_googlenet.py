@@ -16,7 +16,7 @@ def get_config() -> Config:
     """The run."""
     return Config(
         model=GoogLeNet(num_classes=1000),
-        data=ImageNet(size=224, test_size=224, test_resize=256),
+        data=ImageNet(size=224),
         task=ImageClassification(pixels=Pixels(mean=(123 / 255, 117 / 255, 104 / 255), std=(1 / 255,))),
         epochs=60,
         batch_size=32,

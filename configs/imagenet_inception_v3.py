@@ -17,7 +17,7 @@ def get_config() -> Config:
     """The run."""
     return Config(
         model=InceptionV3(num_classes=1000, dtype="bfloat16"),
-        data=ImageNet(size=299, test_size=299, test_resize=342),
+        data=ImageNet(size=299),
         task=ImageClassification(pixels=Pixels(mean=(0.5,), std=(0.5,)), label_smoothing=0.1),
         epochs=100,
         batch_size=1600,

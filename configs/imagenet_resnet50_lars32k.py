@@ -16,7 +16,7 @@ def get_config() -> Config:
     """The run."""
     return Config(
         model=resnet50(num_classes=1000, dtype="bfloat16"),
-        data=ImageNet(size=224, test_size=224, test_resize=256),
+        data=ImageNet(size=224),
         task=ImageClassification(
             pixels=Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), label_smoothing=0.1
         ),

@@ -501,10 +501,11 @@ def check_tests(config: Config, model: Model, variables: Variables, trained: Any
     try:
         _outputs(model, variables, tested)
     except Exception as error:  # whatever the model has against them
-        sizes = [getattr(config.data, key, None) for key in ("size", "test_size")]
-        keys, cure = f"data.size={sizes[0]} and data.test_size={sizes[1]}: ", "set both to one size"
-        if None in sizes:
-            keys, cure = "", "give them one shape, as task.pixels.size=N does for images"
+        keys, cure = "", "give them one shape, as task.pixels.size=N does for images"
+        if getattr(config.data, "test_size", None) is not None:
+            size = config.data.size
+            keys = f"data.size={size} and data.test_size={config.data.test_size}: "
+            cure = f"set data.test_size={size} and data.test_resize={round(size * 8 / 7)}"
         shapes = [", ".join("x".join(map(str, x.shape[1:])) for x in jax.tree.leaves(of)) for of in (trained, tested)]
         raise InputError(
             f"{keys}the network learns from examples of {shapes[0]} and does not take test examples of {shapes[1]}; "

@@ -18,7 +18,8 @@ from jaxnet.errors import InputError, error_text, shown
 def load_config(path: str | Path, *overrides: str) -> Config:
     """The Config that `get_config()` of a Python file returns, with `key.path=value` overrides.
 
-    A config is a Python program: load only files that you would run.
+    A config is a Python program: load only files that you would run. It can import what lies beside it, in the current
+    directory, or where Python looks.
 
     Raises:
         InputError: no such file, no such function, an error in it, an unknown key, a value of a wrong type or
@@ -62,6 +63,8 @@ def _module(path: Path) -> types.ModuleType:
         raise InputError("this is not a Python file: wanted a .py file with get_config()")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where the types of its classes are looked up by name
+    # What lies beside it, or here, can be imported. Last, so that a json.py there does not stand in for Python's.
+    sys.path += [folder for folder in (str(path.absolute().parent), str(Path.cwd())) if folder not in sys.path]
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise InputError("there is no function get_config(): wanted one that returns a Config")

@@ -10,6 +10,7 @@ from jaxnet.cluster.agreement import all_gather_object
 from jaxnet.comm import AUTO, named_strategy, platform_of
 from jaxnet.config.keys import default_values, differences, flatten, in_todays_keys
 from jaxnet.config.run import Config
+from jaxnet.data.photos.datasets import PhotoDataset
 from jaxnet.errors import InputError
 from jaxnet.files import read_object
 from jaxnet.object_storage.mirror import Mirror, mirror_of, send_profile
@@ -132,7 +133,8 @@ def _nothing() -> None:
 def refuse_changes(saved: Path, config: Config, workdir: str, platform: str, *, allowed: bool) -> None:
     """Stop if `saved` belongs to a run with another config, naming the keys; those it lacks had their defaults.
 
-    `auto` is the strategy that it names on this platform, as it stands in runs from before there was `auto`.
+    `auto` is the strategy that it names on this platform, as it stands in runs from before there was `auto`. Runs also
+    wrote down sizes of test photos that follow from others.
     """
     if allowed or not saved.exists():
         return
@@ -141,7 +143,15 @@ def refuse_changes(saved: Path, config: Config, workdir: str, platform: str, *, 
         settings.pop(key, None)
     if config.strategy == AUTO and settings.get("strategy") == named_strategy(AUTO, platform=platform).name:
         settings["strategy"] = AUTO
-    changed = differences(settings, flatten(config), default_values(config))
+    now = flatten(config)
+    if isinstance(config.data, PhotoDataset):
+        for key, size in (
+            ("data.test_size", config.data.test_view.size),
+            ("data.test_resize", config.data.test_view.resize),
+        ):
+            if now[key] is None and settings.get(key) == size:
+                settings[key] = None
+    changed = differences(settings, now, default_values(config))
     if changed:
         raise InputError(
             f"{workdir} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "

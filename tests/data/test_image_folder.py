@@ -278,7 +278,9 @@ def test_a_path_takes_little_memory(tmp_path):
     assert held < 1000 * (len("000000_some_picture.jpg") + 13)
 
 
-@pytest.mark.parametrize("change", [{"size": 0}, {"threads": 0}, {"max_damaged": -1}, {"test_size": 300}])
+@pytest.mark.parametrize(
+    "change", [{"size": 0}, {"threads": 0}, {"max_damaged": -1}, {"test_size": 300, "test_resize": 256}]
+)
 def test_numbers_out_of_range_are_refused(change):
     with pytest.raises(InputError, match="must be"):
         ImageFolder("album", **change)

@@ -240,7 +240,19 @@ def test_what_is_not_there_is_refused(tmp_path, change, message):
         album(tmp_path, [photo(1)], **change).load("test")
 
 
-@pytest.mark.parametrize("change", [{"size": 0}, {"threads": 0}, {"max_damaged": -1}, {"test_size": 300}])
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [({}, (224, 256)), ({"size": 64}, (64, 73)), ({"size": 299}, (299, 342)), ({"size": 9, "test_size": 70}, (70, 80)),
+     ({"size": 227, "test_resize": 256}, (227, 256))],
+)  # fmt: skip
+def test_the_sizes_of_test_pictures_follow_that_of_training(given, seen):
+    view = ImageNet(**given).test_view
+    assert (view.size, view.resize) == seen
+
+
+@pytest.mark.parametrize(
+    "change", [{"size": 0}, {"threads": 0}, {"max_damaged": -1}, {"test_size": 300, "test_resize": 256}]
+)
 def test_numbers_out_of_range_are_refused(change):
     with pytest.raises(InputError, match="must be"):
         ImageNet(**change)

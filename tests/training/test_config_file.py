@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 from typing import Literal
 
 import flax.linen as nn
@@ -293,3 +294,22 @@ def test_a_config_does_not_stand_in_for_a_module_of_the_same_name(tmp_path):
 def test_the_configs_that_come_along_load(name, pytestconfig):
     config = load_config(pytestconfig.rootpath / f"configs/{name}.py")
     assert set(flatten(config)) >= set(all_keys(config))
+
+
+def test_a_config_imports_what_lies_beside_it_and_here_but_not_in_pythons_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    name = f"of_{tmp_path.name}"
+    (tmp_path / f"sub/{name}_beside.py").write_text("WIDTHS = (4,)\n")
+    (tmp_path / f"here/{name}_here.py").write_text("HIDDEN = 8\n")
+    (tmp_path / "sub/colorsys.py").write_text("raise RuntimeError\n")
+    (tmp_path / "sub/mine.py").write_text(
+        f"import colorsys\nfrom {name}_beside import WIDTHS\nfrom {name}_here import HIDDEN\n"
+        "from jaxnet import Config\nfrom jaxnet.data import Digits\nfrom jaxnet.models import CNN\n"
+        "def get_config():\n    return Config(CNN(10, WIDTHS, HIDDEN), Digits(), epochs=1, batch_size=8)\n"
+    )
+    sys.modules.pop("colorsys", None)
+    assert load_config(tmp_path / "sub/mine.py").model.widths == (4,)
+    assert len(sys.path) == len({*sys.path})

@@ -48,7 +48,7 @@ def config(request, tmp_path, monkeypatch):
 
 def test_the_network_takes_the_images_and_gives_a_thousand_logits(config):
     mesh = comm.make_mesh(1, jax.devices()[:8])
-    for size in {config.data.size, config.data.test_size}:
+    for size in {config.data.size, config.data.test_view.size}:
         source = Stand((size, size, 3))
         check_fit(config, mesh, source)
         model = as_model(config.model)

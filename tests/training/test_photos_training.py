@@ -5,13 +5,17 @@ import logging
 import shutil
 
 import numpy as np
+import pytest
 import tensorflow_datasets as tfds
 
+from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config, Log
-from jaxnet.data import Photos
+from jaxnet.data import ImageNet, Photos
 from jaxnet.data.photos import datasets
 from jaxnet.data.photos.decoding import PILLOW
+from jaxnet.errors import InputError
 from jaxnet.models import CNN
+from jaxnet.training.workdir import refuse_changes
 from support.imagenet import photo
 from support.runs import train
 
@@ -54,3 +58,14 @@ def test_what_is_said_of_damaged_photos_and_of_another_decoder(tmp_path, caplog,
     with caplog.at_level(logging.WARNING, logger="jaxnet"):
         assert train(config, tmp_path / "run", quiet=True)["steps"] == 6
     assert any(message.startswith("images are decoded by another from now on") for message in caplog.messages)
+
+
+def test_a_run_that_wrote_down_the_sizes_of_test_pictures_goes_on(tmp_path):
+    saved = tmp_path / "config.json"
+    config = Config(CNN(10), ImageNet(), batch_size=64, epochs=1)
+    before = {**flatten(config), "data.test_size": 224, "data.test_resize": 256}
+    saved.write_text(json.dumps(before))
+    refuse_changes(saved, config, "a", "cpu", allowed=False)
+    saved.write_text(json.dumps({**before, "data.test_resize": 300}))
+    with pytest.raises(InputError, match=r"another config \(data\.test_resize: 300 -> null\)"):
+        refuse_changes(saved, config, "a", "cpu", allowed=False)

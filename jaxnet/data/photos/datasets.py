@@ -26,8 +26,9 @@ class PhotoDataset(ABC):
 
     Attributes:
         size: side of a training image in pixels.
-        test_size: side of a test image.
-        test_resize: the shorter side of a test photo is resized to this before its centre is cut out.
+        test_size: side of a test image. None: `size`.
+        test_resize: the shorter side of a test photo is resized to this before its centre is cut out. None: 8/7 of
+            `test_size`, as 256 is of 224.
         view: what training sees of a photo, see `TrainingView`. It flips, so `augmentation.flip` is not needed.
         max_damaged: how many damaged photos each process may replace by others; one more is an error.
         threads: how many threads read and decode; each holds a batch in memory. None: one for each core of this
@@ -35,18 +36,24 @@ class PhotoDataset(ABC):
     """
 
     size: Side = 224
-    test_size: Side = 224
-    test_resize: Side = 256
+    test_size: Side | None = None
+    test_resize: Side | None = None
     view: TrainingView = field(default_factory=TrainingView)
     max_damaged: Whole = 100
     threads: Threads | None = None
 
     def __post_init__(self) -> None:
-        EvaluationView(self.test_size, self.test_resize)  # checks the two sizes
         for name, least in {"size": 1, "max_damaged": 0, "threads": 1}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")
+        _ = self.test_view  # checks the two sizes
+
+    @property
+    def test_view(self) -> EvaluationView:
+        """What evaluation sees of a photo."""
+        size = self.size if self.test_size is None else self.test_size
+        return EvaluationView(size, round(size * 8 / 7) if self.test_resize is None else self.test_resize)
 
     @property
     def decoder(self) -> str:
@@ -65,7 +72,7 @@ class PhotoDataset(ABC):
         threads = self.threads or len(os.sched_getaffinity(0))
         if split == "train":
             return TrainingPhotos(photos, self.view, self.size, threads, DamageAccount(self.max_damaged))
-        return EvaluationPhotos(photos, EvaluationView(self.test_size, self.test_resize), threads)
+        return EvaluationPhotos(photos, self.test_view, threads)
 
     @abstractmethod
     def encoded(self, split: str) -> EncodedPhotos:
