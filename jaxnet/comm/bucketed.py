@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, unpack
 from jaxnet.comm.expression import expressed
-from jaxnet.comm.guards import require_summable, require_varying, same_along, varying_axes
+from jaxnet.comm.guards import require_sum, require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer
 from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
@@ -112,7 +112,8 @@ def _message_by_message(
         # 1. Plan, and check each leaf by its name.
         buckets = buckets_of(leaves, BOUND_AXES)
         collectives = _collectives(inner, buckets, BOUND_AXES)
-        _guard(grads, collectives)
+        axes = tuple(dict.fromkeys(axis for collective in collectives for axis in collective.axes))
+        _guard(grads, axes)
         # 2. Do not pack what does not travel: that would copy every gradient twice.
         if not collectives:
             return jax.tree.unflatten(tree, _each_alone(inner, leaves)), state
@@ -125,7 +126,9 @@ def _message_by_message(
         for index, message in enumerate(pack(buckets, leaves)):
             message = wait_in_turn(message, sums, most)
             with jax.named_scope(f"bucket_{index}"):
-                total, after = inner.reduce(message, state[index])
+                result = inner.reduce(message, state[index])
+            require_sum(result, message, axes, f"{inner!r:.80}")
+            total, after = result
             sums.append(total)
             states.append(after)
         # 4. Back to leaves.
@@ -144,9 +147,8 @@ def _each_alone(inner: Reducer, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     return unpack(each, [inner.reduce(flat, inner.init(flat, BOUND_AXES))[0] for flat in pack(each, leaves)])
 
 
-def _guard(grads: PyTree, collectives: Sequence[Collective]) -> None:
+def _guard(grads: PyTree, axes: Sequence[str]) -> None:
     """Check each leaf before packing: beside one that varies, a leaf that is already summed would go unnoticed."""
-    axes = tuple(dict.fromkeys(axis for collective in collectives for axis in collective.axes))
     for path, leaf in jax.tree.leaves_with_path(grads):
         name = f"leaf {jax.tree_util.keystr(path)}"
         require_summable(leaf, name)

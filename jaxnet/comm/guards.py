@@ -79,6 +79,24 @@ def require_varying(value: jax.Array, axes: Iterable[str], name: str) -> None:
         )
 
 
+def require_sum(result: Any, message: jax.Array, axes: Iterable[str], reducer: str) -> None:
+    """Raise TypeError or ValueError, which name the reducer, unless `result` is a total of the message, and a state."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        got = "one array" if hasattr(result, "dtype") else f"a {type(result).__name__}"
+        raise TypeError(f"{reducer}: reduce gave {got}; wanted two values, the total and the state")
+    total = result[0]
+    require_array(total, f"{reducer}: the total")
+    if (total.shape, total.dtype) != (message.shape, message.dtype):
+        got, wanted = (f"{each.dtype}{list(each.shape)}" for each in (total, message))
+        raise ValueError(f"{reducer}: the total is {got} for a message of {wanted}; wanted the same shape and dtype")
+    if differs := [axis for axis in axes if axis in varying_axes(total)]:
+        raise TypeError(
+            f"{reducer}: the total differs between devices along mesh axis {differs[0]!r}, as JAX sees it. If all "
+            "compute it from the same values, gather these with jax.lax.all_gather(..., to='invarying') or end with "
+            "comm.same_along(total, axes)"
+        )
+
+
 def _is_tracked(axis: str) -> bool:
     return axis in varying_axes(lax.axis_index(axis))
 

@@ -33,6 +33,7 @@ class Check:
             collective instead of several planned ones.
         recoded: planned, and in the program in other words: two 16-bit numbers in a word of 32, a smaller type,
             filled with zeros to a tile, or an all-reduce over TPU slices as XLA's own stages.
+        places: for each of `planned` its place in `found`; None: missing.
     """
 
     planned: tuple[Collective, ...]
@@ -40,6 +41,7 @@ class Check:
     found: tuple[FoundCollective, ...]
     extra: tuple[FoundCollective, ...]
     recoded: tuple[tuple[Collective, FoundCollective], ...] = ()
+    places: tuple[int | None, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -47,15 +49,23 @@ class Check:
         return not self.missing
 
     def explain(self) -> str:
-        """One line: what is missing, and what the program has instead."""
+        """One line: what is missing, and what the program has instead or besides."""
         if self.ok:
-            return f"all {len(self.planned)} planned collectives are in the compiled program{self._in_other_words()}"
+            return (
+                f"all {len(self.planned)} planned collectives are in the compiled program"
+                f"{self._in_other_words()}{self._besides()}"
+            )
         got = ", ".join(_describe(found) for found in self.extra) or "nothing else"
         return (
             f"the compiled program lacks {len(self.missing)} of {len(self.planned)} planned collectives (first: "
             f"{self.missing[0].kind} of {self.missing[0].elements} {self.missing[0].dtype} over "
             f"{'+'.join(self.missing[0].axes)}); not planned but there: {got}"
         )
+
+    def _besides(self) -> str:
+        if not self.extra:
+            return ""
+        return f"; it has {len(self.extra)} more, which nothing planned (first: {_describe(self.extra[0])})"
 
     def _in_other_words(self) -> str:
         if not self.recoded:
@@ -91,30 +101,34 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
         if len(each.arrays) == 1:
             left[_found_key(each, axis_sizes)].append(each)
     missing, recoded = [], []
+    places: list[int | None] = [None] * len(planned)
+    place_of = {id(each): place for place, each in enumerate(found)}
     # 1. Of the same kind, members and message.
     unmatched = []
-    for collective in planned:
+    for index, collective in enumerate(planned):
         same = left[_planned_key(collective, axis_sizes, slice_size)]
         message = (collective.dtype, collective.elements)
         exact = next((each for each in same if _message(each, collective.size) == message), None)
         if exact is None:
-            unmatched.append(collective)
+            unmatched.append((index, collective))
         else:
+            places[index] = place_of[id(exact)]
             same.remove(exact)
     # 2. Of what is left, the same message in other words.
-    for collective in sorted(unmatched, key=lambda each: -each.bytes):
+    for index, collective in sorted(unmatched, key=lambda each: -each[1].bytes):
         same = left[_planned_key(collective, axis_sizes, slice_size)]
         others = next(([each] for each in same if _in_other_words(collective, each)), [])
         others = others or (_own_stages(collective, left, axis_sizes, slice_size) if slice_size > 1 else [])
         if not others:
             missing.append(collective)
             continue
+        places[index] = place_of[id(others[0])]
         recoded.append((collective, others[0]))
         for each in others:
             left[_found_key(each, axis_sizes)].remove(each)
     rest = {id(each) for same in left.values() for each in same}
     extra = tuple(each for each in found if len(each.arrays) != 1 or id(each) in rest)
-    return Check(planned, tuple(missing), found, extra, tuple(recoded))
+    return Check(planned, tuple(missing), found, extra, tuple(recoded), tuple(places))
 
 
 def _in_other_words(collective: Collective, found: FoundCollective) -> bool:

@@ -124,7 +124,8 @@ class Experiment:
     @functools.cached_property
     def lowered(self) -> jax.stages.Lowered:
         """The step for the mesh and the run's batches, to be compiled."""
-        lowered: jax.stages.Lowered = self.step.lower(self.layout.placed_shapes, self.batch_shapes)
+        with strategys_code(self.config.strategy):
+            lowered: jax.stages.Lowered = self.step.lower(self.layout.placed_shapes, self.batch_shapes)
         return lowered
 
     def compiled(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
@@ -209,8 +210,7 @@ class Experiment:
         for source in (self.source, self.validation, self.tests):
             if source is not None:
                 check_rows(source)
-        with strategys_code(self.config.strategy):
-            _ = self.lowered  # kept for whoever compiles it
+        _ = self.lowered  # kept for whoever compiles it
         for evaluator in self._evaluators.values():
             evaluator.trace()
 

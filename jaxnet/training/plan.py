@@ -1,6 +1,6 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
-import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ from jaxnet.comm import (
     HOST,
     Bucket,
     Check,
+    FoundCollective,
     GiB,
     KiB,
     MiB,
@@ -119,6 +120,8 @@ class RunPlan:
         if self.check is not None:
             report["verified"] = self.check.ok
             report["missing"] = [_collective(c.kind, c.axes, c.dtype, c.elements) for c in self.check.missing]
+            report["places"] = list(self.check.places)
+            report["not_planned"] = [{"kind": f.kind, "arrays": [list(a) for a in f.arrays]} for f in self.check.extra]
             report["found"] = [
                 {"kind": f.kind, "arrays": [list(a) for a in f.arrays], "compute_before": f.compute_before}
                 for f in self.check.found
@@ -225,21 +228,30 @@ def _leaves_text(leaves: Sequence[str]) -> str:
 
 
 def _check_lines(check: Check) -> Iterator[str]:
-    yield f"{'':>3}  {'planned':<44}  {_FOUND}"
-    for index, (left, right) in enumerate(_beside(check)):
-        yield f"{index:>3}  {left:<44}  {right}"
+    yield f"{'':>3}  {_COLLECTIVES[0]:<52}  {_COLLECTIVES[1]:<9}  {_COLLECTIVES[2]:>16}  {_COLLECTIVES[3]}"
+    for index, (collective, purpose, place, compute) in enumerate(_collectives(check)):
+        yield f"{index:>3}  {collective:<52}  {purpose:<9}  {place:>16}  {compute:>21}"
     yield ""
     yield _explained(check)
 
 
-_FOUND = "found in the compiled program (compute operations before it)"
+_COLLECTIVES = ("planned, in the order of issue", "of", "in the program", "compute operations before it")
 
 
-def _beside(check: Check) -> Iterator[tuple[str, str]]:
-    """Found ones stand in schedule order, planned ones in issue order; a row does not pair them."""
-    planned = [f"{c.kind} {c.elements:,} {c.dtype} over {'+'.join(c.axes)}" for c in check.planned]
-    found = [_found_text(f.kind, f.arrays, f.compute_before) for f in check.found]
-    return itertools.zip_longest(planned, found, fillvalue="")
+def _collectives(check: Check) -> Iterator[tuple[str, str, str, str]]:
+    """What is planned, with its place in the compiled program; then what the program has besides."""
+    for planned, place in zip(check.planned, check.places, strict=True):
+        text = f"{planned.kind} {planned.elements:,} {planned.dtype} over {'+'.join(planned.axes)}"
+        yield (text, *(("", "missing", "") if place is None else _found_cells(check.found[place], place)))
+    for place, found in enumerate(check.found):
+        if found in check.extra and place not in check.places:
+            yield (f"{'not planned: ' * bool(check.planned)}{_found_text(found)}", *_found_cells(found, place))
+
+
+def _found_cells(found: FoundCollective, place: int) -> tuple[str, str, str]:
+    bucket = re.search(r"bucket_(\d+)", found.op_name)
+    purpose = "metrics" if "/metrics/" in found.op_name else f"bucket {bucket[1]}" if bucket else ""
+    return purpose, f"{place + 1}.", f"{found.compute_before}"
 
 
 def _explained(check: Check) -> str:
@@ -260,13 +272,13 @@ def _html(report: dict[str, Any], check: Check | None) -> Iterator[str]:
     yield html_table(["the busiest device sends over", "bytes a step"], sent.items())
     if check is not None and (check.planned or check.found):
         yield html_line(_explained(check))
-        yield html_folded("collective by collective", html_table(["planned", _FOUND], _beside(check)))
+        yield html_folded("collective by collective", html_table(_COLLECTIVES, _collectives(check)))
 
 
-def _found_text(kind: str, arrays: Sequence[tuple[str, int]], compute: int) -> str:
-    dtype, elements = arrays[0]
-    more = f" and {_counted(len(arrays) - 1, 'array')} more" if len(arrays) > 1 else ""
-    return f"{kind} {elements:,} {dtype}{more} ({compute})"
+def _found_text(found: FoundCollective) -> str:
+    dtype, elements = found.arrays[0]
+    more = f" and {_counted(len(found.arrays) - 1, 'array')} more" if len(found.arrays) > 1 else ""
+    return f"{found.kind} {elements:,} {dtype}{more}"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxnet.checkpoints.leaves import named_leaves
+from jaxnet.comm import Check
 from jaxnet.data import has_classes
 from jaxnet.ensembles import ensemble_summary
 from jaxnet.files import read_object
@@ -83,7 +84,7 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
     if strategy.kind != "xla" and strategy.expression != strategy.label:
         yield "", strategy.expression
     plan = experiment.plan
-    found = "; the compiled program does as planned" if step.check.ok and step.check.planned else ""
+    found = f"; {_found(step.check)}" if step.check.ok and step.check.planned else ""
     yield "sends", f"{size_text(plan.wire_bytes_per_step)} a step from the busiest device{found}"
     devices = experiment.mesh.devices
     count = devices.size * experiment.form.options.ranks
@@ -91,6 +92,12 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
     processes = experiment.processes.cluster.process_count
     yield "devices", f"{count} {devices.flat[0].platform} ({mesh}) in {processes} process{'es' * (processes > 1)}"
     yield "writes to", f"{workdir}"
+
+
+def _found(check: Check) -> str:
+    if check.extra or check.recoded:
+        return check.explain()
+    return "the compiled program does as planned"
 
 
 def _example(experiment: Experiment) -> str:

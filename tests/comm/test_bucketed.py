@@ -154,3 +154,34 @@ def test_on_one_device_nothing_is_packed_or_held(name):
 
 def _twice(values):
     return jax.tree.map(lambda value: np.concatenate([value, value], axis=1), values)
+
+
+def broken(reduce):
+    return bucketed(FLAT._replace(reduce=reduce), 64)
+
+
+WRONG = {
+    "one value": (lambda message, state: FLAT.reduce(message, state)[0], "reduce gave one array; wanted two values"),
+    "nothing": (lambda message, state: None, "reduce gave a NoneType; wanted two values"),
+    "short": (
+        lambda message, state: FLAT.reduce(message[1:], state),
+        r"total is float32\[15\] for a message of float32\[16\]",
+    ),
+    "another dtype": (
+        lambda message, state: (FLAT.reduce(message, state)[0].astype("float16"), state),
+        r"the total is float16\[16\] for a message of float32\[16\]",
+    ),
+    "a tree": (lambda message, state: ([message], state), "the total is a list"),
+    "not the same": (
+        lambda message, state: (lax.all_gather(message, comm.AXES).sum(0), state),
+        r"differs between devices along mesh axis 'host', as JAX sees it.*to='invarying'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_reducer_of_a_message_must_give(case):
+    reduce, words = WRONG[case]
+    mesh = comm.make_mesh(2, jax.devices()[:8])
+    with pytest.raises((TypeError, ValueError), match=words):
+        run_reducer(broken(reduce), mesh, [np.ones((2, 4, 16), np.float32)])

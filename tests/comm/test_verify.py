@@ -154,3 +154,16 @@ def test_this_jaxlib_knows_the_options(platform):
 def test_an_unknown_option_is_an_error():
     with pytest.raises(Exception, match="xla_no_such_option"):
         jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(1)
+
+
+def test_what_a_plan_leaves_out_is_told_and_every_planned_one_has_its_place():
+    hlo, planned = compiled(bucketed(scattered("device", all_reduce("host")), LAYER_BYTES))
+    whole = comm.verify(hlo, planned, MESH_SIZES)
+    assert sorted(whole.places) == list(range(len(planned)))
+    assert [whole.found[place].kind for place in whole.places] == [each.kind for each in planned]
+    part = comm.verify(hlo, [each for each in planned if each.kind != "all-gather"], MESH_SIZES)
+    assert part.ok
+    assert len(part.extra) == 4
+    assert "it has 4 more, which nothing planned (first: all-gather of" in part.explain()
+    other = comm.verify(hlo, [*planned, planned[0]], MESH_SIZES)
+    assert (other.ok, other.places[-1]) == (False, None)
