@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
         self._commands: dict[str, Parser] = {}
         self._chosen: Parser | None = None
+        self._config_hint = ""
 
     def add_commands(self, metavar: str) -> "argparse._SubParsersAction[Parser]":
         """Require a sub-command; return where they are added."""
@@ -58,6 +59,7 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(self._commands)}"
             self.error(f"{self.prog} has no command {args[0]!r}; {hint}")
         self._chosen = self._commands.get(args[0]) if args else None
+        self._config_hint = _config_hint(args or ())
         namespace, rest = super().parse_known_args(args, namespace)
         if hasattr(namespace, "overrides"):
             # The base class takes a run of positional words from one place only; the rest is left over here.
@@ -69,10 +71,25 @@ class Parser(argparse.ArgumentParser):
         """Raise InputError, which `exit_cleanly` prints."""
         if self._chosen is not None:  # the base class reports unknown options on the outermost parser
             self._chosen.error(message)
+        if message.startswith("the following arguments are required: --config"):
+            message += self._config_hint
         unknown = re.match("unrecognized arguments: (-[^ =]+)", message)
         near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError(f"{message}{hint} (see {self.prog} --help)")
+
+
+def _config_hint(args: Sequence[str]) -> str:
+    """What was probably meant by a command line without --config.
+
+    >>> _config_hint(["--confg", "a.py"]), _config_hint(["configs/a.py", "epochs=2"])
+    ('; did you mean --config in place of --confg?', '; did you mean --config configs/a.py?')
+    """
+    for word in args:
+        if word.startswith("-") and difflib.get_close_matches(word, ["--config"], cutoff=0.75):
+            return f"; did you mean --config in place of {word}?"
+    file = next((word for word in args if word.endswith(".py")), None)
+    return f"; did you mean --config {file}?" if file else ""
 
 
 class _Version(argparse.Action):

@@ -14,7 +14,7 @@ _REPORT_DESCRIPTION = """\
 Show where the time of a run went, from the ledger in its workdir: start-up, compilation, waiting for data, steps,
 evaluation, checkpoints; work that was lost and done again; the time from an attempt's last sign of life to the next
 start; and the time that each rank needs for a step, with the stragglers.
-goodput = time of useful steps / time since the first start.
+goodput = time of useful steps / time since the first start. Of several runs, their final figures beside each other.
 With --html, one page about one run or several: curves over each other, speed, time, what a step sends, a step in time,
 configs with their differences, checkpoints, faults, environment. --serve shows it and follows the runs."""
 
@@ -22,6 +22,7 @@ _REPORT_EXAMPLES = """\
 examples:
   jaxnet report runs/digits
   jaxnet report runs/digits --json
+  jaxnet report runs/xla runs/ddp
   jaxnet report runs/xla runs/ddp --html page.html
   jaxnet report runs/digits --serve
 """
@@ -31,7 +32,7 @@ def add_report(commands: Commands) -> None:
     """Add `report` to the commands of `jaxnet`."""
     parser = commands.add_parser(
         "report",
-        help="show where the time of a run went, or a page about runs",
+        help="show where the time of a run went, or compare runs, or a page about them",
         description=_REPORT_DESCRIPTION,
         epilog=_REPORT_EXAMPLES,
     )
@@ -55,8 +56,16 @@ def run_report(args: argparse.Namespace) -> int:
             raise InputError("give one of --html, --serve and --json")
         return _write_page(args) if args.html else _serve(args)
     if len(args.workdirs) > 1:
-        raise InputError(f"{len(args.workdirs)} runs: a page shows several, give --html FILE or --serve")
+        return _compare(args.workdirs, as_json=args.json)
     return _show_goodput(args.workdirs[0], as_json=args.json)
+
+
+def _compare(workdirs: Sequence[Path], *, as_json: bool) -> int:
+    from jaxnet.training.results import compare
+
+    compared = compare(dict(zip(labels_of(workdirs), workdirs, strict=True)))
+    print(json.dumps(compared.rows, indent=2) if as_json else printable(str(compared), keep="\n"))
+    return 0
 
 
 def _show_goodput(workdir: Path, *, as_json: bool) -> int:

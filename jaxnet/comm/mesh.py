@@ -45,7 +45,9 @@ def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = N
         groups = len(slices) if several or platform == "gpu" else len(processes)
     hosts = groups if hosts is None else hosts
     if hosts < 1 or len(devices) % hosts:
-        raise ValueError(f"{len(devices)} devices do not divide into {hosts} hosts of equal size")
+        few = platform == "cpu" and len(devices) < hosts
+        emulate = "; JAX_NUM_CPU_DEVICES=8 in the environment emulates eight" if few else ""
+        raise ValueError(f"{len(devices)} devices do not divide into {hosts} hosts of equal size{emulate}")
     shape = (hosts, len(devices) // hosts)
     grid = np.array(devices).reshape(shape)
     if platform == "tpu" and not lines and hosts == groups:

@@ -216,13 +216,14 @@ def check_parts(config: Config) -> None:
     """Refuse a model, a data set or a task that is none."""
     if not isinstance(config.model, nn.Module | Model):
         raise InputError(
-            f"model is {_kind(config.model)}: wanted a Flax Linen module, or a Model such as "
+            f"model is {_kind(config.model)}: wanted a Flax Linen module{_called(config.model)}, or a Model such as "
             "jaxnet.models.from_nnx makes"
         )
     with users_code(f"data: what looks up load of {type(config.data).__name__}"):
         loads = not isinstance(config.data, type) and callable(getattr(config.data, "load", None))
     if not loads:
-        raise InputError(f"data is {_kind(config.data)}: wanted a data set of jaxnet.data, such as Digits()")
+        made = _called(config.data) or " of jaxnet.data, such as Digits()"
+        raise InputError(f"data is {_kind(config.data)}: wanted a data set{made}")
     if not isinstance(config.task, Task):
         raise InputError(
             f"task is {_kind(config.task)}: wanted a jaxnet.Task, such as ImageClassification(), or a subclass of yours"
@@ -243,6 +244,11 @@ def check_task(task: Task) -> None:
             value = getattr(task, name)
         if not conforms(value, without_limits(kind)) or broken_limit(kind, value):
             raise InputError(f"task: {type(task).__name__}.{name} is {shown(value)}: wanted {wanted}")
+
+
+def _called(value: Any) -> str:
+    """How an object is made of a class that was given in its place."""
+    return f" such as {value.__name__}(...)" if isinstance(value, type) else ""
 
 
 def _kind(value: Any) -> str:

@@ -3,14 +3,18 @@
 import dataclasses
 import difflib
 import importlib.util
+import re
 import sys
 import traceback
 import types
 from pathlib import Path
 from typing import Any
 
+import jaxnet
+import jaxnet.data
+import jaxnet.models
 from jaxnet.config.check import check_config
-from jaxnet.config.keys import all_keys, check_types, field_types, is_group, parse_value
+from jaxnet.config.keys import all_keys, check_types, conforms, field_types, is_group, parse_value
 from jaxnet.config.run import Config
 from jaxnet.errors import InputError, error_text, shown
 
@@ -50,8 +54,23 @@ def _run(path: Path) -> Any:
         frames = traceback.walk_tb(error.__traceback__)
         lines = [number for frame, number in frames if frame.f_code.co_filename == str(path.absolute())]
         where = f"config {path}, line {lines[-1]}" if lines else f"config {path}"
-        what = str(error) if isinstance(error, InputError) else error_text(error)
+        what = str(error) if isinstance(error, InputError) else f"{error_text(error)}{_argument_hint(error)}"
         raise InputError(f"{where}: {what}") from error
+
+
+def _argument_hint(error: BaseException) -> str:
+    """The right name of an argument that a class of jaxnet does not have.
+
+    >>> _argument_hint(TypeError("Config.__init__() got an unexpected keyword argument 'epoch'"))
+    "; did you mean 'epochs'?"
+    """
+    found = re.search(r"TypeError: (\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", error_text(error))
+    if found is None:
+        return ""
+    kinds = [getattr(place, found[1]) for place in (jaxnet, jaxnet.data, jaxnet.models) if hasattr(place, found[1])]
+    fields = getattr(kinds[0], "__dataclass_fields__", {}) if kinds else {}
+    near = difflib.get_close_matches(found[2], fields, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(fields)}" if fields else ""
 
 
 def _module(path: Path) -> types.ModuleType:
@@ -115,6 +134,8 @@ def _replaced(node: Any, path: list[str], key: str, text: str, root: Any) -> Any
     elif is_group(old):
         inner = ", ".join(f"{key}.{name}" for name in field_types(old))
         cure = f"set one of {inner}" if inner else "it has none; another one is set in the config file"
+        if kinds_of_name := field_types(old).get("name"):
+            cure = f"set {key}.name={text}, or {cure.removeprefix('set ')}" if conforms(text, kinds_of_name) else cure
         raise InputError(f"{key} is a group of keys, not a value; {cure}")
     else:
         value = parse_value(text, kinds[name], key)
@@ -131,8 +152,17 @@ def _unknown_key(key: str, root: Any) -> str:
     keys = list(all_keys(root))
     near = difflib.get_close_matches(key, keys, n=1)
     # A wrong path with a right last word is the commonest slip of all.
-    same_word = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    last = key.rpartition(".")[2]
+    same_word = [other for other in keys if last in (other.rpartition(".")[2], _initials(other.rpartition(".")[2]))]
     guesses = " or ".join(map(repr, same_word or near))
     beside = [other for other in keys if other.startswith(f"{key.rpartition('.')[0]}.")]
-    hint = f"did you mean {guesses}?" if guesses else f"there are: {', '.join(beside or keys)}"
+    groups = dict.fromkeys(other.partition(".")[0] for other in keys)
+    there = beside or [each if each in keys else f"{each}.*" for each in groups]
+    hint = f"did you mean {guesses}?" if guesses else f"there are: {', '.join(there)}"
     return f"no config key {key!r}; {hint}"
+
+
+def _initials(word: str) -> str:
+    """What people shorten a key to: 'lr' of 'learning_rate'; nothing of a single word."""
+    parts = word.split("_")
+    return "".join(part[:1] for part in parts) if len(parts) > 1 else ""

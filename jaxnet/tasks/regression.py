@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
+from jaxnet.data import example_shapes
 from jaxnet.errors import InputError
 from jaxnet.limits import Positive
 from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values
@@ -75,7 +76,13 @@ class Regression(Task):
         return outputs.mean(0)
 
     def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
-        """Refuse a model that gives no array for an example."""
-        del model, source
+        """Refuse a model that gives another number of numbers for an example than the target has."""
+        del model
         if not hasattr(outputs, "shape"):
             raise InputError(f"the model gives a {type(outputs).__name__}: wanted an array, [batch] or [batch, n]")
+        got, wanted = math.prod(outputs.shape[1:]), math.prod(example_shapes(source)["target"].shape)
+        if got != wanted:
+            raise InputError(
+                f"the model gives {got} numbers for an example, and a target has {wanted}: make the width of its last "
+                f"layer {wanted}"
+            )

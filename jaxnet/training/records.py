@@ -152,7 +152,8 @@ def make_workdir(workdir: Path) -> None:
     except ValueError as error:  # it holds NUL, or is no UTF-8, which JAX asks for
         raise InputError(f"workdir {workdir} is no name in UTF-8; give another with --workdir") from error
     except OSError as error:
-        raise InputError(f"workdir {workdir} cannot be made: {error.strerror}; give another with --workdir") from error
+        reason = "it is a file" if os.path.isfile(workdir) else error.strerror  # noqa: PTH113  # as it never fails
+        raise InputError(f"workdir {workdir} cannot be made: {reason}; give another with --workdir") from error
     if not os.access(workdir, os.W_OK | os.X_OK):
         raise InputError(f"workdir {workdir} cannot be written to; give another with --workdir")
 

@@ -127,7 +127,12 @@ class Comparison:
     @property
     def table(self) -> Any:
         """A row a run: its final figures, and behind `examples_per_second` and bytes the ratio to the first run."""
-        return as_table(list(self._rows()))
+        return as_table(self.rows)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The same as plain values."""
+        return list(self._rows())
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         first = next(iter(self.summaries.values()))
@@ -172,13 +177,23 @@ class Comparison:
             axes.legend(frameon=False)
         return figure
 
+    def _cells(self) -> list[list[str]]:
+        """The table on its side: a figure a row, a run a column."""
+        rows, tested = self.rows, {"loss", "loss difference", *_metrics(self.summaries)}
+        names = dict.fromkeys(name for row in rows for name in row if name != "run")
+        figures = [
+            [f"test {name}" if name in tested else name, *(_cell(row.get(name)) for row in rows)] for name in names
+        ]
+        return [["", *(row["run"] for row in rows)], *figures]
+
     def __str__(self) -> str:
-        return str(Table(list(self._rows())))
+        return "\n".join(aligned(self._cells(), left=1))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table = Table(list(self._rows()))._repr_html_()
+        head, *figures = self._cells()
+        table = html_table(head, figures)
         try:
             figure = self.figure()
         except InputError:

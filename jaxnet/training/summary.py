@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -145,6 +146,7 @@ def _ending(summary: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, str
     if any(troubles.values()):
         yield "met", ", ".join(f"{count} {what}" for what, count in troubles.items() if count)
     yield "written to", f"{workdir} (summary.json, metrics.jsonl, checkpoints)"
+    yield "to look", f"jaxnet report {shlex.quote(workdir)} --html page.html"
 
 
 def kept_summary(path: Path, step: int, *, finished: bool) -> dict[str, Any] | None:

@@ -169,6 +169,6 @@ def train(
             write_whole(path, as_json(summary, indent=2) + "\n")
         display.close()
         if not silent:
-            table, goodput = ensemble_table(summary), ending_text(account) if account else ""
-            say("\n".join(text for text in (last_screen(summary, place.name), goodput, table) if text), sys.stdout)
+            texts = (ensemble_table(summary), ending_text(account) if account else "", last_screen(summary, place.name))
+            say("\n".join(filter(None, texts)), sys.stdout)
         return Run(config, directory, summary, experiment, outcome.state, step.check)

@@ -31,7 +31,11 @@ CONFIGS = {
     ),
     "no return": ("def get_config():\n    pass\n", ": get_config() returned None, wanted a Config"),
     "get_config is a value": ("get_config = 3\n", ": TypeError: 'int' object is not callable"),
-    "a field that is not there": (tiny("epochs=1", "epoch=1"), ", line 7: TypeError: ", "argument 'epoch'"),
+    "a field that is not there": (
+        tiny("epochs=1", "epoch=1"),
+        ", line 7: TypeError: ",
+        "'epoch'; did you mean 'epochs'?",
+    ),
     "a field that is missing": (tiny("        epochs=1,\n", ""), ", line 7: TypeError: ", "'epochs'"),
     "text for a number": (tiny("epochs=1", "epochs='1'"), ": epochs is '1', wanted a number"),
     "a fraction for an integer": (tiny("size=16", "size=16.0"), ": batch_size is 16.0, wanted an integer"),
@@ -65,7 +69,7 @@ CONFIGS = {
     "a class for data": (
         "from jaxnet.data import Digits\n"
         + TINY.replace("data=Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16)", "data=Digits"),
-        "data is the class Digits: wanted a data set of jaxnet.data, such as Digits()",
+        "data is the class Digits: wanted a data set such as Digits(...)",
     ),
     "a model that asks for more": (
         """

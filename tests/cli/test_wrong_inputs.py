@@ -16,7 +16,8 @@ FASHION = str(ROOT / "configs/fashion_mnist.py")
 # A change to configs/digits.py on 8 devices, and what the message has to say.
 OVERRIDES = {
     # keys
-    "unknown key": ("colour=3", "no config key 'colour'; there are: model.num_classes, "),
+    "unknown key": ("colour=3", "no config key 'colour'; there are: model.*, epochs, "),
+    "initials": ("lr=1", "no config key 'lr'; did you mean 'optimizer.learning_rate' or "),
     "near miss": ("batchsize=64", "no config key 'batchsize'", "did you mean 'batch_size'?"),
     "near miss in a group": ("optimizer.momentun=0", "'optimizer.momentun'", "did you mean 'optimizer.momentum'?"),
     "right word, no path": ("learning_rate=1", "'learning_rate'", "did you mean 'optimizer.learning_rate'?"),
@@ -32,7 +33,7 @@ OVERRIDES = {
     "not a field of the data": ("data.idx_dir=/data", "no config key 'data.idx_dir'"),
     "no equals sign": ("epochs", "'epochs' is not of the form key=value, such as optimizer.learning_rate=0.1"),
     "no key": ("=3", "'=3' is not of the form key=value"),
-    "group": ("optimizer=sgd", "optimizer is a group of keys, not a value; set one of optimizer.name, "),
+    "group": ("optimizer=sgd", "optimizer is a group of keys, not a value; set optimizer.name=sgd, or one of "),
     "model group": ("model=ResNet", "model is a group of keys", "model.widths"),
     # types
     "int": ("batch_size=many", "batch_size=many: wanted an integer, got 'many'"),
@@ -212,8 +213,8 @@ JAXNET = {
     "plan of an unknown strategy": (("plan", "--config", DIGITS, "strategy=dpp"), "did you mean 'ddp'?"),
     "plan of a batch that does not divide": (("plan", "batch_size=60", "--config", DIGITS, "epochs=2"), "nearest: 64"),
     "plan of an unknown key": (
-        ("plan", "--config", DIGITS, "lr=1"),
-        "no config key 'lr'; there are: model.num_classes, ",
+        ("plan", "--config", DIGITS, "colour=1"),
+        "no config key 'colour'; there are: model.*, ",
     ),
     "strategies of something": (("strategies", "fast"), "fast: give --config FILE too"),
     "strategies on a mesh of nothing": (("strategies", "--mesh", "2x4"), "--mesh: give --config FILE too"),

@@ -94,7 +94,7 @@ def test_a_changed_config_is_continued_on_demand(finished, run, capsys):
 
 # What stands where a run would write, the workdir, and what the message has to say.
 PLACES = {
-    "a file": (lambda place: place.write_text("mine"), "", "cannot be made: File exists; give another with --workdir"),
+    "a file": (lambda place: place.write_text("mine"), "", "cannot be made: it is a file; give another with --workdir"),
     "below a file": (lambda place: place.write_text("mine"), "/run", "cannot be made: Not a directory; give another"),
     "below a link to nowhere": (lambda place: place.symlink_to("/nowhere/x"), "", "cannot be made: File exists"),
     "below a loop of links": (lambda place: place.symlink_to("place"), "", "cannot be made: File exists"),

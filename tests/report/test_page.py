@@ -182,7 +182,6 @@ def test_what_cannot_be_shown_is_refused(runs, tmp_path, capsys):
     def said(*words):
         return refused(lambda: run(["report", *map(str, words)]), capsys)
 
-    says(said(runs / "a", runs / "b"), ["2 runs", "--html FILE"])
     says(said(tmp_path / "none", "--html", tmp_path / "p.html"), ["metrics.jsonl cannot be read", "workdir of a run"])
     says(said(runs / "a", "--html", tmp_path / "no/p.html"), ["p.html cannot be written"])
     says(said(runs / "a", "--html", tmp_path / "p.html", "--json"), ["one of --html, --serve and --json"])

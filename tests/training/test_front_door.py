@@ -11,6 +11,7 @@ import pytest
 
 import jaxnet
 from jaxnet import comm
+from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.report.run_files import read_metrics
 from jaxnet.training.results import Table
 from support.runs import sharing
@@ -232,3 +233,15 @@ def test_a_run_begins_and_ends_with_a_few_plain_lines(tmp_path, capsys):
     assert "1,437 training and 360 test examples: images of 8x8x1, 10 classes" in lines[2]
     ends = [line.split()[0] for line in lines if line[:1] != " "][-6:]
     assert {"steps", "test", "speed", "sent", "written"} <= set(ends)
+
+
+def test_runs_are_compared_in_a_terminal(runs, capsys):
+    asked = ["report", str(runs["ddp"].workdir), str(runs["mine"].workdir)]
+    assert run_jaxnet(asked) == 0
+    head, strategy, *_ = capsys.readouterr().out.splitlines()
+    assert head.split() == [runs["ddp"].workdir.name, runs["mine"].workdir.name]
+    assert strategy.split()[:2] == ["strategy", "ddp"]
+    assert run_jaxnet([*asked, "--json"]) == 0
+    assert [row["loss"] for row in json.loads(capsys.readouterr().out)] == [
+        runs[name].summary["loss"] for name in ("ddp", "mine")
+    ]

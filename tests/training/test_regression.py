@@ -1,11 +1,13 @@
 """Regression: errors in the units of the target, R2 as scikit-learn defines it, as good as the closed form."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 from jaxnet import comm
 from jaxnet.config.file import load_config
+from jaxnet.config.run import Config
 from jaxnet.data import Arrays, Diabetes
 from jaxnet.errors import InputError
 from jaxnet.tasks import Classification, Regression
@@ -109,3 +111,17 @@ def test_a_table_in_classes(tmp_path):
     )
     config = Config(nn.Dense(2), data, 20, 16, Classification(), optimizer=Optimizer("adamw", 0.1))
     assert train(config, tmp_path, quiet=True).summary["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(("width", "shape"), [(2, (8,)), (1, (8, 3))])
+def test_another_number_of_numbers_than_the_target_has_is_refused(width, shape):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, features):
+            return nn.Dense(width)(features)
+
+    part = {"features": np.ones((8, 4), np.float32), "target": np.ones(shape, np.float32)}
+    config = Config(Net(), Arrays(train=part, test=part), task=Regression(), epochs=1, batch_size=8)
+    wanted = shape[1] if len(shape) > 1 else 1
+    with pytest.raises(InputError, match=f"gives {width} numbers for an example, and a target has {wanted}: make"):
+        prepare(config, comm.make_mesh(1, jax.devices()[:2]))
