@@ -123,7 +123,8 @@ def _arrays(given: Any, example: Mapping[str, Any]) -> dict[str, Any]:
     if arrays.keys() != wanted.keys() or not fits or len({len(array) for array in arrays.values()}) != 1:
         shown = {name: f"{of.dtype}{['n', *of.shape]}" for name, of in wanted.items()}
         got = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
-        raise InputError(f"wanted {_listed(shown)}, got {_listed(got) or type(given).__name__}")
+        as_dict = "" if isinstance(given, Mapping) else f", as {{{', '.join(f'{name!r}: array' for name in shown)}}}"
+        raise InputError(f"wanted {_listed(shown)}{as_dict}, got {_listed(got) or type(given).__name__}")
     return nested({name: arrays[name].astype(of.dtype, copy=False) for name, of in wanted.items()})
 
 

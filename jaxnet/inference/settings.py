@@ -75,7 +75,7 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     if found is None:
         raise InputError(
             f"{where}: its {key} is {name!r:.80}, which is not of jaxnet and is not loaded; give the config that it "
-            "was trained with, as --config FILE: that is a Python program, which is then run"
+            "was trained with, as --config FILE (in Python config=FILE): that is a Python program, which is then run"
         )
     prefix = f"{key}."
     own = {path.removeprefix(prefix): value for path, value in settings.items() if path.startswith(prefix)}

@@ -155,7 +155,7 @@ def refuse_changes(saved: Path, config: Config, workdir: str, platform: str, *, 
     if changed:
         raise InputError(
             f"{workdir} holds a run with another config ({'; '.join(changed)}); use another --workdir, or "
-            "--allow-config-change to continue it with this one"
+            "--allow-config-change (in Python allow_config_change=True) to continue it with this one"
         )
 
 

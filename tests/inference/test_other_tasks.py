@@ -131,7 +131,7 @@ def test_an_archive_without_the_array(tmp_path):
         ({"features": np.zeros((2, 4))}, r"takes no arrays of \{'features': \(2, 4\)\}"),
         ({"features": np.zeros(3)}, r"wanted features float32\[n, 3\], got features float64\[3\]"),
         ({"other": np.zeros((2, 3))}, r"wanted features float32\[n, 3\], got other float64\[2, 3\]"),
-        (np.zeros((2, 3)), r"wanted features float32\[n, 3\], got ndarray"),
+        (np.zeros((2, 3)), r"wanted features float32\[n, 3\], as \{'features': array\}, got ndarray"),
         ({"features": np.array([["a", "b", "c"]])}, r"wanted features float32\[n, 3\], got features <U1\[1, 3\]"),
     ],
 )
