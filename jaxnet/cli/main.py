@@ -12,6 +12,7 @@ _DESCRIPTION = "Train Flax models on many devices and hosts, and see, measure an
 
 _EXAMPLES = """\
 examples:
+  jaxnet new my_config.py && jaxnet train --config my_config.py
   jaxnet train --config configs/digits.py
   jaxnet launch local --processes 2 -- jaxnet train --config configs/digits.py
   jaxnet launch local --help
@@ -74,6 +75,7 @@ def run(argv: Sequence[str]) -> int:
     from jaxnet.cli.doctor import add_doctor
     from jaxnet.cli.launch import add_lab, add_launch
     from jaxnet.cli.models import add_import, add_models
+    from jaxnet.cli.new import add_new
     from jaxnet.cli.plan import add_plan, add_strategies
     from jaxnet.cli.predict import add_export, add_predict
     from jaxnet.cli.report import add_report, add_timeline
@@ -90,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_version()
     commands = parser.add_commands("COMMAND")
     for add_command in (
-        *(add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
+        *(add_new, add_train, add_launch, add_lab, add_doctor, add_plan, add_strategies, add_models, add_import),
         *(add_predict, add_export, add_bench, add_tune, add_simulate, add_timeline, add_report, add_data),
     ):
         add_command(commands)

@@ -96,7 +96,8 @@ def _no_such_file(path: Path) -> str:
     places = dict.fromkeys((path.parent, Path("configs")))
     configs = {other.stem: str(other) for place in places for other in _configs_in(place)}
     near = difflib.get_close_matches(path.stem, configs, n=1)
-    hint = f"; did you mean {configs[near[0]]}?" if near else f"; wanted a Python file{_examples(path.parent)}"
+    begin = "" if configs else f"; `jaxnet new {path.name}` writes one to begin with"
+    hint = f"; did you mean {configs[near[0]]}?" if near else f"; wanted a Python file{_examples(path.parent)}{begin}"
     return f"no such file (looked for from {Path.cwd()}){hint}"
 
 

@@ -31,7 +31,7 @@ def test_help_has_examples(arguments, capsys):
     [
         ([], "the following arguments are required: COMMAND (see jaxnet --help)"),
         (["lunch"], "jaxnet has no command 'lunch'; did you mean 'launch'? (see jaxnet --help)"),
-        (["zzz"], "jaxnet has no command 'zzz'; there is train, launch"),
+        (["zzz"], "jaxnet has no command 'zzz'; there is new, train, launch"),
         (["launch"], "the following arguments are required: KIND (see jaxnet launch --help)"),
         (["launch", "locl"], "jaxnet launch has no command 'locl'; did you mean 'local'?"),
         (["launch", "local", "--", "x"], "required: --processes (see jaxnet launch local --help)"),
