@@ -26,6 +26,10 @@ class Limit(NamedTuple):
     wanted: str
     holds: Callable[[Any], bool]
 
+    def __repr__(self) -> str:
+        """As `help` shows a type: Annotated[int, at least 1]."""
+        return self.wanted
+
 
 Positive = Annotated[float, Limit("a number above 0", lambda value: value > 0)]
 NotNegative = Annotated[float, Limit("at least 0", lambda value: value >= 0)]

@@ -129,6 +129,10 @@ _Seed = Annotated[int, Limit(f"0 to {2**32 - 1}", lambda value: 0 <= value < 2**
 class Config:
     """A training run.
 
+        # my_config.py, which `jaxnet train --config my_config.py` trains; `jaxnet new` writes one to begin with
+        def get_config():
+            return Config(model=MyNet(), data=Digits(), epochs=10, batch_size=64, strategy="ddp")
+
     Attributes:
         model: a Flax Linen module, or a `jaxnet.models.Model` (such as `from_nnx` makes).
         data: a data set of `jaxnet.data`.
