@@ -113,6 +113,12 @@ def _metrics(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _by_axis(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Bytes of a step by axis; of runs from before they were written down, and of `xla`, nothing."""
+    sent = summary.get("wire_bytes_per_axis", {})
+    return sent if isinstance(sent, Mapping) else {}
+
+
 class Comparison:
     """Runs beside each other: final figures, differences to the first run, and curves.
 
@@ -142,6 +148,8 @@ class Comparison:
                 row[name] = summary.get(name)
                 if name in ("examples_per_second", "wire_bytes_per_step"):
                     row[f"{name} ratio"] = summary[name] / first[name] if first.get(name) else None
+            for axis in dict.fromkeys(axis for each in self.summaries.values() for axis in _by_axis(each)):
+                row[f"wire_bytes over {axis}"] = _by_axis(summary).get(axis, 0) if _by_axis(summary) else None
             if summary.get("loss") is not None and first.get("loss") is not None:
                 row["loss difference"] = summary["loss"] - first["loss"]
             yield row

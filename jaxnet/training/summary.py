@@ -86,13 +86,24 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
         yield "", strategy.expression
     plan = experiment.plan
     found = f"; {_found(step.check)}" if step.check.ok and step.check.planned else ""
-    yield "sends", f"{size_text(plan.wire_bytes_per_step)} a step from the busiest device{found}"
+    sent = _sent_text(plan.wire_bytes_per_step, plan.wire_bytes_per_axis)
+    yield "sends", f"{sent} a step from the busiest device{found}"
     devices = experiment.mesh.devices
     count = devices.size * experiment.form.options.ranks
     mesh = " x ".join(f"{size} {axis}{'s' * (size > 1)}" for axis, size in experiment.axis_sizes.items())
     processes = experiment.processes.cluster.process_count
     yield "devices", f"{count} {devices.flat[0].platform} ({mesh}) in {processes} process{'es' * (processes > 1)}"
     yield "writes to", f"{workdir}"
+
+
+def _sent_text(total: int, by_axis: Mapping[str, int]) -> str:
+    """Bytes in all and over each axis, where there are several: links between hosts are the slow ones.
+
+    >>> _sent_text(3072, {"device": 2048, "host": 1024}), _sent_text(10, {"host": 10})
+    ('3.0 KiB (2.0 KiB over device, 1.0 KiB over host)', '10 bytes')
+    """
+    parts = ", ".join(f"{size_text(sent)} over {axis}" for axis, sent in by_axis.items() if sent)
+    return f"{size_text(total)} ({parts})" if len(by_axis) > 1 else size_text(total)
 
 
 def _found(check: Check) -> str:
@@ -135,7 +146,8 @@ def _ending(summary: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, str
         yield "best", f"{best['metric']} {value} on the validation examples after step {best['step']:,}; test {then}"
     rate, waited = summary["examples_per_second"], summary["data_wait_fraction"]
     yield "speed", f"{rate:,.0f} examples a second, {waited:.1%} of the time waiting for data"
-    yield "sent", f"{size_text(summary['wire_bytes_per_step'])} a step from the busiest device ({summary['strategy']})"
+    sent = _sent_text(summary["wire_bytes_per_step"], summary.get("wire_bytes_per_axis", {}))
+    yield "sent", f"{sent} a step from the busiest device ({summary['strategy']})"
     troubles = {
         "skipped steps": summary["skipped_steps"],
         "loss spikes": summary["loss_spikes"],
@@ -182,6 +194,7 @@ def summarize(
         "best": best.summary(),
         "strategy": experiment.strategy.label,
         "wire_bytes_per_step": experiment.plan.wire_bytes_per_step,
+        "wire_bytes_per_axis": experiment.plan.wire_bytes_per_axis,
         "data_wait_fraction": outcome.waited / outcome.seconds if steps else 0.0,
         "examples_per_second": steps * config.batch_size / outcome.seconds if steps else 0.0,
         "train_seconds": outcome.seconds,

@@ -107,6 +107,8 @@ def test_runs_are_compared_by_label(runs, monkeypatch):
     assert second["loss difference"] == pytest.approx(runs["mine"].summary["loss"] - runs["ddp"].summary["loss"])
     assert comparison.differences.columns == ["step", "ddp", "mine", "mine - ddp"]
     assert "examples_per_second" in str(comparison)
+    sent = runs["ddp"].summary["wire_bytes_per_axis"]
+    assert {axis: first[f"wire_bytes over {axis}"] for axis in sent} == sent
     assert "<table>" in comparison._repr_html_()
 
 
