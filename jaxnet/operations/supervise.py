@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from jaxnet.operations.keeper import TETHER, Keeper
 
 _LONGEST_LINE = 1 << 20  # longer ones are passed on in pieces: output without line ends must not fill the memory
 _LONGEST_QUOTE = 2000  # bytes kept of the last line on stderr
+_NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.")  # JAX says so of every group of processes
 _DRAIN_SECONDS = 2.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 """The signals that a launcher passes on to its processes."""
@@ -289,6 +291,8 @@ class _Job:
         prefix = f"[{index}] ".encode()
         with source:
             for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
+                if _NOISE.match(line):
+                    continue
                 if last_lines is not None and line.strip():
                     last_lines[index] = line[:_LONGEST_QUOTE]
                 whole = line if line.endswith(b"\n") else line + b"\n"

@@ -29,6 +29,9 @@ print("pids", os.getpid(), child)
 )
 
 
+GLOO = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+
+
 @pytest.fixture
 def program(tmp_path):
     def make(text):
@@ -57,6 +60,12 @@ def test_the_exit_status_is_passed_on(program, status):
     with launch(program(RANK + f"sys.exit({status} if rank == 1 else 0)")) as job:
         assert job.finish() == status
         assert job.err[-1].startswith(f"launch: rank 1 exited with status {status} after ")
+
+
+def test_what_jax_says_of_every_group_is_left_out(program):
+    with launch(program(f"print({GLOO!r}); print('[Gloo] Rank 0 is lost')"), processes=1) as job:
+        assert job.finish() == 0
+    assert job.out == ["[0] [Gloo] Rank 0 is lost"]
 
 
 def test_arguments_are_passed_on_as_they_are(program):
