@@ -10,13 +10,16 @@ from pathlib import Path
 from jaxnet.command_line import Commands, Parser, given_path
 from jaxnet.errors import InputError, causes_shown, exit_cleanly, say, show_warnings
 
-_DESCRIPTION = "Train a model as a config says; run again with the same workdir, it continues."
+_DESCRIPTION = """\
+Train a model as a config says; run again with the same workdir, it continues. `jaxnet new FILE` writes a config to
+begin with, and `jaxnet strategies` lists how gradients can travel."""
 
 _EXAMPLES = """\
 examples:
   {prog} --config configs/digits.py
   {prog} --config configs/digits.py --workdir runs/slow strategy=ddp optimizer.learning_rate=0.0005
   {prog} --config configs/digits.py --json
+  JAX_NUM_CPU_DEVICES=8 {prog} --config configs/digits.py      (eight emulated devices)
 """
 
 
