@@ -52,6 +52,17 @@ class Predictor:
         self.sizes = tuple(sizes)
         self.where = where
 
+    def __repr__(self) -> str:
+        if isinstance(self.inputs, Inputs):
+            takes, gives = (
+                f"uint8{['n', *self.inputs.image_shape]}".replace("'", ""),
+                f"{self.inputs.num_classes} classes",
+            )
+        else:
+            shapes = {name: f"{of.dtype}{['n', *of.shape]}" for name, of in named_leaves(dict(self.inputs)).items()}
+            takes, gives = _listed(shapes), "what its task says"
+        return f"<Predictor of {self.where}: {takes} to {gives}>"
+
     def __call__(self, given: Any) -> Any:
         """Return the probabilities of images, or what the task says of other arrays.
 

@@ -1,5 +1,7 @@
 """Batches: padded to few sizes, each compiled once; files that are damaged do not move the others."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
-from jaxnet.inference import Predictor
+from jaxnet.inference import Predictor, load
 from jaxnet.inference.predictor import batch_sizes
 
 INPUTS = Inputs((2, 2, 1), 4)
@@ -63,3 +65,7 @@ def test_damaged_files_leave_the_others_in_place(pictures, tmp_path):
     for each in made[::2]:
         [alone] = predictor.files([each.path])
         np.testing.assert_array_equal(each.probabilities, alone.probabilities)
+
+
+def test_it_says_what_it_takes(workdir):
+    assert re.fullmatch(r"<Predictor of .*: uint8\[n, 8, 8, 1\] to 10 classes>", repr(load(workdir)))
