@@ -127,6 +127,12 @@ def recipe_warnings(config: Config, source: Source, steps_per_epoch: float, tota
     profile = config.profile
     if profile.steps and profile.start >= total_steps:
         yield f"profile.start={profile.start}: the run has {total_steps} steps, so nothing is traced; begin earlier"
+    if config.batch_size > source.num_examples:
+        times = config.batch_size / source.num_examples
+        yield (
+            f"batch_size={config.batch_size} is more than the {source.num_examples} training examples, so a step takes "
+            f"{times:.1f} epochs; lower it"
+        )
     yield from config.task.warnings(source)
 
 

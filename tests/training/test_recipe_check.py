@@ -63,6 +63,8 @@ def test_warmup_that_a_run_does_not_outlast_is_named(warmup, steps, key):
     [
         ("profile.steps=3 profile.start=45", "profile.start=45: the run has 45 steps, so nothing is traced"),
         ("profile.steps=3 profile.start=44", None),
+        ("batch_size=2874", "batch_size=2874 is more than the 1437 training examples, so a step takes 2.0 epochs"),
+        ("batch_size=1437", None),
         ("task.augmentation.shift=8", "task.augmentation.shift=8: images of 8x8 may be left with nothing in them"),
         ("task.augmentation.erase=100", "task.augmentation.erase=100: images of 8x8"),
         ("task.augmentation.erase=7", None),
