@@ -63,7 +63,7 @@ def run_report(args: argparse.Namespace) -> int:
 def _compare(workdirs: Sequence[Path], *, as_json: bool) -> int:
     from jaxnet.training.results import compare
 
-    compared = compare(dict(zip(labels_of(workdirs), workdirs, strict=True)))
+    compared = compare(workdirs)
     print(json.dumps(compared.rows, indent=2) if as_json else printable(str(compared), keep="\n"))
     return 0
 
@@ -84,20 +84,10 @@ def _show_goodput(workdir: Path, *, as_json: bool) -> int:
     return 0
 
 
-def labels_of(workdirs: Sequence[Path]) -> list[str]:
-    """What runs are called in a report: the names of their directories, or whole paths where those are alike.
-
-    >>> labels_of([Path("runs/a"), Path("runs/b")]), labels_of([Path("x/a"), Path("y/a")])
-    (['a', 'b'], ['x/a', 'y/a'])
-    """
-    names = [workdir.name or str(workdir) for workdir in workdirs]
-    return names if len({*names}) == len(names) else list(map(str, workdirs))
-
-
 def _write_page(args: argparse.Namespace) -> int:
     from jaxnet.files import replace
     from jaxnet.report.page import page
-    from jaxnet.report.run_files import read_run
+    from jaxnet.report.run_files import labels_of, read_run
 
     made = page([read_run(*each) for each in zip(labels_of(args.workdirs), args.workdirs, strict=True)])
     try:
@@ -109,6 +99,7 @@ def _write_page(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from jaxnet.report.run_files import labels_of
     from jaxnet.report.served import page_server
 
     for workdir in args.workdirs:

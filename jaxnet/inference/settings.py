@@ -73,8 +73,9 @@ def rebuild(settings: Settings, key: str, known: Mapping[str, type], where: str)
     ours = isinstance(name, str) and name.startswith("jaxnet.")
     found = known.get(class_name(name)) if ours else _declared(name, key, where)
     if found is None:
+        named = "a Model, such as from_nnx makes" if str(name).startswith("Model(") else f"{name!r:.80}"
         raise InputError(
-            f"{where}: its {key} is {name!r:.80}, which is not of jaxnet and is not loaded; give the config that it "
+            f"{where}: its {key} is {named}, which is not of jaxnet and is not loaded; give the config that it "
             "was trained with, as --config FILE (in Python config=FILE): that is a Python program, which is then run"
         )
     prefix = f"{key}."

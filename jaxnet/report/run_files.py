@@ -154,3 +154,13 @@ def curve(lines: Sequence[dict[str, Any]], split: str, name: str) -> list[tuple[
         and not isinstance(value, bool)
         and math.isfinite(value)
     ]
+
+
+def labels_of(workdirs: Sequence[Path]) -> list[str]:
+    """What runs are called in a report: the names of their directories, or whole paths where those are alike.
+
+    >>> labels_of([Path("runs/a"), Path("runs/b")]), labels_of([Path("x/a"), Path("y/a")])
+    (['a', 'b'], ['x/a', 'y/a'])
+    """
+    names = [workdir.name or str(workdir) for workdir in workdirs]
+    return names if len({*names}) == len(names) else list(map(str, workdirs))

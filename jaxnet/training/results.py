@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnet.comm import Check
-from jaxnet.comm.as_html import html_table
+from jaxnet.comm.as_html import html_folded, html_line, html_table
 from jaxnet.config.run import Config
 from jaxnet.cost.tables import aligned
 from jaxnet.errors import InputError
@@ -15,7 +15,7 @@ from jaxnet.figures import new_figure
 from jaxnet.files import read_object
 from jaxnet.object_storage.reading import fetched_files
 from jaxnet.parallel.state import TrainState
-from jaxnet.report.run_files import curve, read_metrics
+from jaxnet.report.run_files import curve, labels_of, read_metrics
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.plan import RunPlan
 
@@ -97,6 +97,10 @@ class Run:
     def plan(self) -> RunPlan:
         """What a step sends, beside what the compiled program holds. Prints as tables."""
         return replace(self.experiment.plan, check=self.check)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: its figures, its curves, and folded what a step sent."""
+        return compare([self])._repr_html_() + html_folded("what a step sent", self.plan._repr_html_())
 
     def __repr__(self) -> str:
         test = f", loss {self.summary['loss']:.4f}" if self.summary.get("loss") is not None else ""
@@ -204,18 +208,19 @@ class Comparison:
         table = html_table(head, figures)
         try:
             figure = self.figure()
-        except InputError:
-            return table
+        except InputError as error:
+            return table + html_line(f"without curves: {error}")
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg")
         return table + drawn.getvalue()[drawn.getvalue().index("<svg") :]
 
 
-def compare(runs: Mapping[str, Run | str | Path]) -> Comparison:
+def compare(runs: Mapping[str, Run | str | Path] | Sequence[Run | str | Path]) -> Comparison:
     """Runs beside each other, by label: a table, and in a notebook curves too.
 
     Args:
-        runs: what `train` gave, or workdirs of runs that have ended.
+        runs: what `train` gave, or workdirs of runs that have ended, by label; or in a list, which are called by the
+            names of their directories.
 
     Raises:
         InputError: a workdir holds no run that has ended.
@@ -223,6 +228,9 @@ def compare(runs: Mapping[str, Run | str | Path]) -> Comparison:
     if not runs:
         raise InputError("compare: wanted at least one run, such as {'xla': run_a, 'ddp': run_b}")
     summaries, metrics = {}, {}
+    if not isinstance(runs, Mapping):
+        places = [run.workdir if isinstance(run, Run) else Path(run) for run in runs]
+        runs = dict(zip(labels_of(places), runs, strict=True))
     for label, run in runs.items():
         summaries[label] = run.summary if isinstance(run, Run) else _read_summary(run)
         metrics[label] = read_metrics(run.workdir if isinstance(run, Run) else run)

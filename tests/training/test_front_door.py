@@ -237,6 +237,20 @@ def test_a_run_begins_and_ends_with_a_few_plain_lines(tmp_path, capsys):
     assert {"steps", "test", "speed", "sent", "written"} <= set(ends)
 
 
+def test_a_run_shows_its_figures_and_its_plan(runs):
+    shown = runs["ddp"]._repr_html_()
+    assert f"<th>{runs['ddp'].workdir.name}</th>" in shown
+    assert "<summary>what a step sent</summary>" in shown
+    assert "test accuracy" in shown
+
+
+def test_runs_in_a_list_have_the_names_of_their_directories(runs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    compared = jaxnet.compare([runs["ddp"], runs["mine"].workdir])
+    assert list(compared.summaries) == [runs["ddp"].workdir.name, runs["mine"].workdir.name]
+    assert "without curves: the picture needs matplotlib" in compared._repr_html_()
+
+
 def test_runs_are_compared_in_a_terminal(runs, capsys):
     asked = ["report", str(runs["ddp"].workdir), str(runs["mine"].workdir)]
     assert run_jaxnet(asked) == 0
