@@ -174,7 +174,7 @@ WRONG = {
     "a tree": (lambda message, state: ([message], state), "the total is a list"),
     "not the same": (
         lambda message, state: (lax.all_gather(message, comm.AXES).sum(0), state),
-        r"differs between devices along mesh axis 'host', as JAX sees it.*to='invarying'",
+        r"differs between devices along mesh axis 'host', over which its plan sums.*to='invarying'",
     ),
 }
 
