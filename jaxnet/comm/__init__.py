@@ -13,7 +13,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     by platform             compiler_options, platform_options, chosen_options, as_sent, on_platform, tiled, pipelined
     what was compiled       verify, collectives_in, programs_in, schedule
     the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device
-    a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along
+    a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along; judge tries its laws
     a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
 """
 
@@ -37,6 +37,7 @@ from jaxnet.comm.found import FoundCollective, collectives_in, schedule
 from jaxnet.comm.guards import same_along, varying_along, varying_axes
 from jaxnet.comm.halves import AllReduce, Halves, HalvesPlan, all_reduce, bracket, scattered, xla_halves
 from jaxnet.comm.hlo import Instruction, Program, programs_in
+from jaxnet.comm.laws import Judgement, judge
 from jaxnet.comm.mesh import (
     AXES,
     DEVICE,
@@ -187,6 +188,8 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "on_platform",
     "tiled",
     "pipelined",
+    "judge",
+    "Judgement",
     "verify",
     "Check",
     "collectives_in",

@@ -91,8 +91,8 @@ def require_sum(result: Any, message: jax.Array, axes: Iterable[str], reducer: s
         raise ValueError(f"{reducer}: the total is {got} for a message of {wanted}; wanted the same shape and dtype")
     if differs := [axis for axis in axes if axis in varying_axes(total)]:
         raise TypeError(
-            f"{reducer}: the total differs between devices along mesh axis {differs[0]!r}, over which its plan sums; is "
-            "that sum missing? If all devices compute it from the same values, tell JAX: gather these with "
+            f"{reducer}: the total differs between devices along mesh axis {differs[0]!r}, over which its plan sums; "
+            "is that sum missing? If all devices compute it from the same values, tell JAX: gather these with "
             "jax.lax.all_gather(..., to='invarying'), or end with comm.same_along(total, axes)"
         )
 
