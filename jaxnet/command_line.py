@@ -2,7 +2,9 @@
 
 import argparse
 import difflib
+import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -76,6 +78,9 @@ class Parser(argparse.ArgumentParser):
         unknown = re.match("unrecognized arguments: (-[^ =]+)", message)
         near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
         hint = f"; did you mean {near[0]}?" if near else ""
+        is_name = unknown and unknown[1].lstrip("-").replace(".", "_").isidentifier()
+        if unknown and is_name and not near and any(each.dest == "overrides" for each in self._actions):
+            hint = f"; a key of the config is given as {unknown[1].lstrip('-')}=VALUE"
         raise InputError(f"{message}{hint} (see {self.prog} --help)")
 
 
@@ -90,6 +95,23 @@ def _config_hint(args: Sequence[str]) -> str:
             return f"; did you mean --config in place of {word}?"
     file = next((word for word in args if word.endswith(".py")), None)
     return f"; did you mean --config {file}?" if file else ""
+
+
+def show_progress() -> None:
+    """On a terminal, show what the logger 'jaxnet.progress' is told: a line on stderr, in place of the one before."""
+    progress = logging.getLogger("jaxnet.progress")
+    if sys.stderr.isatty() and not progress.handlers:
+        progress.propagate = False
+        progress.setLevel(logging.INFO)
+        handler = logging.StreamHandler()
+        handler.terminator = ""
+        handler.setFormatter(logging.Formatter("\r\x1b[K%(message)s"))
+        progress.addHandler(handler)
+
+
+def end_progress() -> None:
+    """Clear the line, before results are printed."""
+    logging.getLogger("jaxnet.progress").info("")
 
 
 class _Version(argparse.Action):

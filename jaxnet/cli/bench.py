@@ -11,10 +11,12 @@ from jaxnet.command_line import (
     Commands,
     Parser,
     batch_size,
+    end_progress,
     given_path,
     image_side,
     mesh_sizes,
     positive,
+    show_progress,
 )
 from jaxnet.cost.shapes import byte_size
 from jaxnet.errors import InputError, exit_cleanly
@@ -301,6 +303,8 @@ def start_mesh(args: argparse.Namespace) -> "Mesh":
     from jaxnet.cluster.start import start
     from jaxnet.comm import make_mesh, mesh_size
 
+    show_progress()
+
     emulated = args.mesh or ((2, 4) if getattr(args, "config", None) else None)
     if start().process_count == 1 and emulated:
         # It counts where there is nothing but a CPU; accelerators are what is to be measured.
@@ -336,6 +340,7 @@ def _prints() -> bool:
 def print_once(text: str) -> None:
     """Print, on process 0 alone."""
     if _prints():
+        end_progress()
         print(text, flush=True)
 
 

@@ -222,8 +222,8 @@ def check_parts(config: Config) -> None:
     """Refuse a model, a data set or a task that is none."""
     if not isinstance(config.model, nn.Module | Model):
         raise InputError(
-            f"model is {_kind(config.model)}: wanted a Flax Linen module{_called(config.model)}, or a Model such as "
-            "jaxnet.models.from_nnx makes"
+            f"model is {_kind(config.model)}: wanted a Flax Linen module{_called(config.model)}; one of NNX as "
+            "jaxnet.models.from_nnx(lambda rngs: MyNet(..., rngs=rngs))"
         )
     with users_code(f"data: what looks up load of {type(config.data).__name__}"):
         loads = not isinstance(config.data, type) and callable(getattr(config.data, "load", None))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnet.comm import GiB
-from jaxnet.errors import InputError, error_text
+from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
     import jax
@@ -262,7 +262,7 @@ class Cluster:
             return list(topologies.get_topology_desc(**named).devices)
         except Exception as error:  # of many types, by the plug-in
             cure = f"the compiler comes with pip install 'jaxnet[{_EXTRAS[kind.platform]}]'"
-            raise InputError(f"--on {self.name}: {error_text(error)}; {cure}") from error
+            raise InputError(f"--on {self.name}: {error}; {cure}") from error
 
     @property
     def _slice_name(self) -> str:

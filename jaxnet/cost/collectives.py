@@ -1,5 +1,6 @@
 """How fast messages travel: nccl-tests' table for every transfer, axis and size, and the peak of each link."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from jaxnet.comm import (
     varying_along,
 )
 from jaxnet.cost.rounds import gathered, wait_for_all
+
+_progress = logging.getLogger("jaxnet.progress")
 
 # ---- Bytes and seconds as nccl-tests counts them: S bytes, algbw = S / t, busbw = algbw x a factor of the kind
 #
@@ -275,6 +278,7 @@ def measure_collectives(
         peak, measured = link_peak(mesh, over, probes), []
         for transfer in transfers:
             for size in sizes:
+                _progress.info("%s over %s, %d bytes", transfer.name, "+".join(over), size)
                 row = measured_row(mesh, over, transfer, size, iterations)
                 measured.append(row)
                 if transfer.plain and row.bytes >= _LARGE:

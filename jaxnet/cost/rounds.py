@@ -1,5 +1,6 @@
 """Interleaved rounds: everything is timed once a round, so that a disturbance hits all alike."""
 
+import logging
 import time
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
@@ -9,6 +10,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxnet.cost.steps import TimedProgram
+
+_progress = logging.getLogger("jaxnet.progress")
 
 # ---- Times of several processes as one: all of them time the same calls, then exchange what they saw --
 
@@ -49,10 +52,12 @@ def interleave(tasks: Mapping[Key, TimedProgram], rounds: int, steps: int) -> di
 
     Every process must call it with the same arguments.
     """
-    for task in tasks.values():
+    for number, task in enumerate(tasks.values()):
+        _progress.info("compiling and warming up: %d of %d programs", number + 1, len(tasks))
         warm_up(task)
     times: dict[Key, list[float]] = {key: [] for key in tasks}
     for number in range(rounds):
+        _progress.info("round %d of %d", number + 1, rounds)
         for key in reversed(list(tasks)) if number % 2 else tasks:
             times[key].append(seconds_a_step(tasks[key], steps))
     return times

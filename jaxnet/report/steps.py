@@ -33,7 +33,10 @@ def step_program(trace: Trace) -> str:
     }
     if not sent:
         names = ", ".join(sorted({event.program.partition("(")[0] for event in trace.events}))
-        raise InputError(f"no program in the trace of process {trace.process} holds a collective (it ran {names})")
+        raise InputError(
+            f"no program in the trace of process {trace.process} holds a collective (it ran {names}); on one device "
+            "nothing travels: train with JAX_NUM_CPU_DEVICES=8, or with jaxnet launch local --processes 2"
+        )
     return max(sorted(sent), key=sent.__getitem__)
 
 

@@ -24,7 +24,7 @@ from jaxnet.files import read_bounded
 from jaxnet.report.programs import TracedProgram, read_program
 from jaxnet.report.xspace import read_programs, read_start
 
-_HOW = "make one with profile.steps=3 of train.py, or with jax.profiler.trace(DIRECTORY)"
+_HOW = "make one with profile.steps=3 of jaxnet train, or with jax.profiler.trace(DIRECTORY)"
 _SUFFIX = ".xplane.pb"
 _MOST_BYTES = 2**31  # of a trace: a message of protocol buffers is no larger
 _RESUMED = "ThunkExecutor::Execute"

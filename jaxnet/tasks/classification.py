@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxnet.checkpoints.leaves import named_leaves
+from jaxnet.data import example_shapes
 from jaxnet.errors import InputError
 from jaxnet.limits import BelowOne, Limit, Side
 from jaxnet.models import Heads, Model
@@ -148,9 +150,14 @@ class ImageClassification(Classification):
         """Refuse data without images and classes, and pixels with other channels."""
         lacking = [name for name in ("image_shape", "num_classes") if not hasattr(source, name)]
         if lacking:
+            found = example_shapes(source)
+            held = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(found).items())
+            other = (
+                "Regression()" if "target" in found else "Classification()" if "features" in found else "another one"
+            )
             raise InputError(
-                f"the data set has no {' and no '.join(lacking)}, which task=ImageClassification needs; give it images "
-                "and labels, or set another task"
+                f"the data set holds {held}, and the task, ImageClassification(), takes image uint8[height, width, "
+                f"channels] and label int32[]: give it these, or set task={other}"
             )
         channels = source.image_shape[-1]
         for key, values in (("pixels.mean", self.pixels.mean), ("pixels.std", self.pixels.std)):

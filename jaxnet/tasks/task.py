@@ -269,10 +269,12 @@ class Task:
 def metric_text(name: str, value: float) -> str:
     """A metric's value as it is printed; an accuracy in percent.
 
-    >>> metric_text("accuracy", 0.25), metric_text("loss", 0.5)
-    ('25.00%', '0.5000')
+    >>> metric_text("accuracy", 0.25), metric_text("loss", 0.5), metric_text("loss", 6e31)
+    ('25.00%', '0.5000', '6.0000e+31')
     """
-    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+    if name.endswith("accuracy"):
+        return f"{value:.2%}"
+    return f"{value:.4f}" if abs(value) < 1e7 else f"{value:.4e}"
 
 
 def measured(task: Task, outputs: PyTree, batch: Batch, examples: int) -> Measures:

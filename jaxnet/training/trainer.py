@@ -17,7 +17,7 @@ from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
 from jaxnet.data import has_classes, inputs_of
 from jaxnet.ensembles import ensemble_table
-from jaxnet.errors import say
+from jaxnet.errors import InputError, say, shown
 from jaxnet.object_storage.store import remote_url
 from jaxnet.report.goodput import ending_text
 from jaxnet.training.best import BestEvaluation
@@ -64,6 +64,8 @@ def train(
         InputError: the config or the workdir cannot be used; the message says what to change.
     """
     began = time.perf_counter()
+    if not isinstance(config, Config):
+        raise InputError(f"train: got {shown(config)}, wanted a Config; jaxnet.load_config(FILE) makes one of a file")
     remote_url(workdir)  # refuses a URL that is none of a run, before anything is done
     watchdog, ledger = watchdog or Watchdog(config.watchdog), ledger or Ledger()
     with ExitStack() as during:

@@ -104,7 +104,7 @@ class Normed(nn.Module):
     ),
     "an NNX model": (
         tiny("CNN(2, widths=(2,), hidden=4)", "nnx.Linear(64, 2, rngs=nnx.Rngs(0))", "from flax import nnx\n"),
-        "model is of type Linear: wanted a Flax Linen module, or a Model such as jaxnet.models.from_nnx makes",
+        "model is of type Linear: wanted a Flax Linen module; one of NNX as jaxnet.models.from_nnx(lambda rngs: ",
     ),
     "data that TFDS does not know": (
         tiny("data=Synthetic(", "data=TFDS('cifar11') or Synthetic(", "from jaxnet.data import TFDS\n"),

@@ -189,7 +189,10 @@ COMMANDS = {
         "config pyproject.toml: this is not a Python file: wanted a .py",
     ),
     "a misspelt option": (("--config", DIGITS, "--workdri=x"), "arguments: --workdri=x; did you mean --workdir?"),
-    "an option for a key": (("--config", DIGITS, "--zzz", "3"), "arguments: --zzz (see train.py --help)"),
+    "an option for a key": (
+        ("--config", DIGITS, "--zzz", "3"),
+        "--zzz; a key of the config is given as zzz=VALUE (see",
+    ),
     "no workdir": (("--config", DIGITS, "--workdir", ""), "argument --workdir: wanted a path, got nothing"),
     "a stray word": (("--config", DIGITS, "quickly"), "'quickly' is not of the form key=value"),
     "a config that stands twice": (("--config", DIGITS, "--config", "zzz.py"), "config zzz.py: no such file"),

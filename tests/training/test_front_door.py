@@ -237,6 +237,29 @@ def test_a_run_begins_and_ends_with_a_few_plain_lines(tmp_path, capsys):
     assert {"steps", "test", "speed", "sent", "written"} <= set(ends)
 
 
+def test_a_file_is_no_config(tmp_path):
+    with pytest.raises(jaxnet.InputError, match=r"train: got 'my\.py', wanted a Config; jaxnet\.load_config"):
+        jaxnet.train("my.py", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (
+            {"image": np.zeros((8, 4, 4, 1), np.float32)},
+            r"holds image float32\[4, 4, 1\], label int32\[\], .* image uint8",
+        ),
+        ({"features": np.zeros((8, 3), np.float32)}, r"set task=Classification\(\)"),
+        ({"target": np.zeros(8, np.float32)}, r"set task=Regression\(\)"),
+    ],
+)
+def test_data_for_another_task_name_it(arrays, words):
+    part = {**arrays, "label": np.arange(8, dtype=np.int32) % 2}
+    data = jaxnet.data.Arrays(train=part, test=part)
+    with pytest.raises(jaxnet.InputError, match=words):
+        jaxnet.prepare(jaxnet.Config(jaxnet.models.CNN(2, widths=(2,), hidden=4), data, epochs=1, batch_size=8))
+
+
 def test_a_run_shows_its_figures_and_its_plan(runs):
     shown = runs["ddp"]._repr_html_()
     assert f"<th>{runs['ddp'].workdir.name}</th>" in shown

@@ -205,7 +205,9 @@ def test_rows_that_are_no_examples(rows, said):
 
 
 def test_pictures_are_asked_for_where_there_are_none():
-    with pytest.raises(InputError, match=r"no image_shape and no num_classes, which task=ImageClassification needs"):
+    with pytest.raises(
+        InputError, match=r"holds .*, and the task, ImageClassification\(\), takes image uint8.*set task=another"
+    ):
         prepare(Config(Net(), Letters(), 1, 16), comm.make_mesh(1, jax.devices()[:1]))
 
 
