@@ -8,6 +8,7 @@ from jaxnet.cli.main import run
 from support.refusals import refused, says
 
 
+@pytest.mark.slow
 def test_what_it_writes_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["new", "mine.py"]) == 0

@@ -26,7 +26,10 @@ def lengths(axes):
     }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+FEW = ("xla", "hierarchical", "s_caffe_hr", "zero", "local_sgd")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FEW)) for n in STRATEGIES])
 def test_a_row_is_as_long_as_its_bytes(name):
     plan = prepare(replace(CONFIG, strategy=name, bucket_bytes=None), comm.make_mesh(2, jax.devices()[:4])).plan
     [axes] = plan.draw().axes

@@ -72,6 +72,7 @@ def test_it_trains_and_its_model_is_loaded_without_the_config(theirs, tmp_path):
     np.testing.assert_allclose(loaded.sum(axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_the_package_the_config_is_asked_for(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         install(tmp_path, "gone", patch)
