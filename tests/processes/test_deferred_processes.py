@@ -17,7 +17,7 @@ ZERO = "strategy=zero"
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param((TWO, ZERO), id="2 processes"),
+        pytest.param((TWO, ZERO), id="2 processes", marks=pytest.mark.slow),
         # tests/training/test_deferred.py trains on the devices of one process.
         pytest.param((EIGHT, ZERO, "hosts=2"), id="8 devices", marks=pytest.mark.slow),
     ],

@@ -41,6 +41,8 @@ def trained_both_ways(rank):
     return [trained(mode) for mode in ("shard_map", "pieces")]
 
 
+# tests/training/test_pieces_step.py does it in one process.
+@pytest.mark.slow
 def test_error_feedback_is_that_of_one_program_and_the_plan_is_kept():
     with Ranks(trained_both_ways, 2, devices=1) as ranks:
         results = ranks.results()

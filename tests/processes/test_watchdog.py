@@ -66,7 +66,7 @@ def test_a_stopped_rank_is_named_by_the_other(tmp_path, stopped):
         pytest.param(
             0, "0.1", "rank 0, through which ranks talk, does not answer", id="rank 0", marks=pytest.mark.slow
         ),
-        pytest.param(1, "0.1", "rank 1 is silent (last heard of in ", id="rank 1"),
+        pytest.param(1, "0.1", "rank 1 is silent (last heard of in ", id="rank 1", marks=pytest.mark.slow),
         pytest.param(1, "2", "rank 1 is silent (last heard of in ", id="between two steps", marks=pytest.mark.slow),
     ],
 )
