@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
         self._commands: dict[str, Parser] = {}
         self._chosen: Parser | None = None
-        self._config_hint = ""
+        self._given: Sequence[str] = ()
 
     def add_commands(self, metavar: str) -> "argparse._SubParsersAction[Parser]":
         """Require a sub-command; return where they are added."""
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(self._commands)}"
             self.error(f"{self.prog} has no command {args[0]!r}; {hint}")
         self._chosen = self._commands.get(args[0]) if args else None
-        self._config_hint = _config_hint(args or ())
+        self._given = args or ()
         namespace, rest = super().parse_known_args(args, namespace)
         if hasattr(namespace, "overrides"):
             # The base class takes a run of positional words from one place only; the rest is left over here.
@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         if self._chosen is not None:  # the base class reports unknown options on the outermost parser
             self._chosen.error(message)
         if message.startswith("the following arguments are required: --config"):
-            message += self._config_hint
+            message += _config_hint(self._given)
         unknown = re.match("unrecognized arguments: (-[^ =]+)", message)
         near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -20,6 +20,7 @@ COLLECTIVE_COLOURS = {
     "all-to-all": COLOURS[3],
     "collective-permute": COLOURS[4],
 }
+_MARKERS = "os^Dvx+*P<>"
 HATCHES = {
     "reduce-scatter": "//",
     "all-reduce": "",
@@ -27,6 +28,11 @@ HATCHES = {
     "all-to-all": "..",
     "collective-permute": "xx",
 }
+
+
+def curve_style(index: int) -> dict[str, str]:
+    """Colour and marker of a picture's curve number `index`."""
+    return {"color": COLOURS[index % len(COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
 
 
 def require_matplotlib() -> None:

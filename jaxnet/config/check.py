@@ -27,6 +27,7 @@ from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
 from jaxnet.config.run import Config
 from jaxnet.cost.choice import Choice
 from jaxnet.data import Source
+from jaxnet.data.photos.views import usual_resize
 from jaxnet.errors import InputError, shown, users_code
 from jaxnet.limits import Count, broken_limit, memory_bytes, without_limits
 from jaxnet.models import Model, Variables
@@ -517,7 +518,7 @@ def check_tests(config: Config, model: Model, variables: Variables, trained: Any
         if getattr(config.data, "test_size", None) is not None:
             size = config.data.size
             keys = f"data.size={size} and data.test_size={config.data.test_size}: "
-            cure = f"set data.test_size={size} and data.test_resize={round(size * 8 / 7)}"
+            cure = f"set data.test_size={size} and data.test_resize={usual_resize(size)}"
         shapes = [", ".join("x".join(map(str, x.shape[1:])) for x in jax.tree.leaves(of)) for of in (trained, tested)]
         raise InputError(
             f"{keys}the network learns from examples of {shapes[0]} and does not take test examples of {shapes[1]}; "

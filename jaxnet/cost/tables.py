@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from jaxnet.cost.collectives import CollectiveRow
 from jaxnet.cost.step_bench import Figures, StepReport
-from jaxnet.figures import COLOURS, new_figure
+from jaxnet.figures import COLOURS, curve_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,8 +128,8 @@ def draw_collectives(rows: Sequence[CollectiveRow], peaks: Mapping[str, float], 
     for panel, axis in zip(panels, over, strict=True):
         for index, name in enumerate(algorithms):
             found = [row for row in rows if (row.axis, row.algorithm) == (axis, name)]
-            style = {"color": COLOURS[index % len(COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
-            panel.plot([r.bytes for r in found], [r.busbw for r in found], label=name, markersize=4, **style)
+            points = [row.bytes for row in found], [row.busbw for row in found]
+            panel.plot(*points, label=name, markersize=4, **curve_style(index))
         if axis in peaks:
             panel.axhline(peaks[axis] / 1e9, color="0.6", linestyle="--", linewidth=1)
         panel.set(xscale="log", yscale="log", xlabel="bytes of a message")
@@ -140,9 +140,6 @@ def draw_collectives(rows: Sequence[CollectiveRow], peaks: Mapping[str, float], 
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=5, frameon=False, fontsize=8)
     return figure
-
-
-_MARKERS = "os^Dvx+*P<>"
 
 
 def draw_steps(report: StepReport) -> "Figure":

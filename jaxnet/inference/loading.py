@@ -15,6 +15,7 @@ from jaxnet.checkpoints.leaves import described, differences_text, nested, shape
 from jaxnet.config.file import load_config
 from jaxnet.config.keys import in_todays_keys
 from jaxnet.data import Inputs, inputs_of, open_split
+from jaxnet.data.photos.views import usual_resize
 from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError
 from jaxnet.inference.export import load_exported
@@ -197,7 +198,6 @@ def _weights(found: FoundCheckpoint, architecture: Architecture) -> Weights:
 # ---- A file of weights ---------------------------------------------------------------------------------
 
 _PIXELS = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # torchvision's, and DeiT's in timm
-_MARGIN = 8 / 7  # 224 is cut out of 256, and likewise at other sizes
 _PHOTO = 224  # smaller images are resized whole
 
 
@@ -220,7 +220,7 @@ def network_of_weights(path: Path, model: str | None = None) -> Network:
         )
     entry = ZOO[name]
     height, _, channels = entry.image
-    inputs = Inputs(entry.image, about.num_classes, resize=round(height * _MARGIN) if height >= _PHOTO else None)
+    inputs = Inputs(entry.image, about.num_classes, resize=usual_resize(height) if height >= _PHOTO else None)
     module = entry.build(num_classes=about.num_classes)
     if about.left_out and hasattr(module, "auxiliary"):  # drop heads for training alone, which the file lacks
         module = module.clone(auxiliary=False)

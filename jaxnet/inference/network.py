@@ -81,11 +81,12 @@ class Architecture:
     def maps(self) -> dict[str, tuple[int, int, int]]:
         """(height, width, channels) of the feature map that a dense layer flattens, by its kernel's name."""
 
-        def forward(variables: Any, given: Any) -> Any:
+        def forward(variables: Any, given: Any, train: bool) -> Any:
             params, stats = split(variables)
-            return self._pure.apply(params, stats, self.task.asked(self._batch(given)), train=False, keys=None)[0]
+            keys = jax.random.split(jax.random.key(0), 2) if train else None
+            return self._pure.apply(params, stats, self.task.asked(self._batch(given)), train=train, keys=keys)[0]
 
-        return flattened_maps([forward], self._tree, self.given(2))
+        return flattened_maps(forward, self._tree, self.given(2))
 
     def _outputs(self, weights: Mapping[str, jax.Array], given: Any) -> Any:
         if self.members > 1:

@@ -54,13 +54,10 @@ class Predictor:
 
     def __repr__(self) -> str:
         if isinstance(self.inputs, Inputs):
-            takes, gives = (
-                f"uint8{['n', *self.inputs.image_shape]}".replace("'", ""),
-                f"{self.inputs.num_classes} classes",
-            )
+            sizes = ", ".join(map(str, self.inputs.image_shape))
+            takes, gives = f"uint8[n, {sizes}]", f"{self.inputs.num_classes} classes"
         else:
-            shapes = {name: f"{of.dtype}{['n', *of.shape]}" for name, of in named_leaves(dict(self.inputs)).items()}
-            takes, gives = _listed(shapes), "what its task says"
+            takes, gives = _listed(_shapes(named_leaves(dict(self.inputs)))), "what its task says"
         return f"<Predictor of {self.where}: {takes} to {gives}>"
 
     def __call__(self, given: Any) -> Any:
@@ -132,11 +129,16 @@ def _arrays(given: Any, example: Mapping[str, Any]) -> dict[str, Any]:
         if name in arrays
     )
     if arrays.keys() != wanted.keys() or not fits or len({len(array) for array in arrays.values()}) != 1:
-        shown = {name: f"{of.dtype}{['n', *of.shape]}" for name, of in wanted.items()}
+        shown = _shapes(wanted)
         got = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
         as_dict = "" if isinstance(given, Mapping) else f", as {{{', '.join(f'{name!r}: array' for name in shown)}}}"
         raise InputError(f"wanted {_listed(shown)}{as_dict}, got {_listed(got) or type(given).__name__}")
     return nested({name: arrays[name].astype(of.dtype, copy=False) for name, of in wanted.items()})
+
+
+def _shapes(example: Mapping[str, Any]) -> dict[str, str]:
+    """Shapes of arrays of n examples, by name, from those of one."""
+    return {name: f"{of.dtype}{['n', *of.shape]}" for name, of in example.items()}
 
 
 def _listed(shapes: Mapping[str, str]) -> str:

@@ -1,6 +1,6 @@
 """What a step sends, as pictures: the messages of one plan, and the bytes of several strategies beside each other."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxnet.figures import COLLECTIVE_COLOURS, COLOURS, HATCHES, new_figure
@@ -41,7 +41,7 @@ def draw_plan(title: str, rows: Mapping[str, Sequence[Sent]]) -> "Figure":
         InputError: matplotlib is missing.
     """
     longest = max((sum(sent.bytes for sent in row) for row in rows.values()), default=0)
-    size, unit = next((each for each in _UNITS if longest >= each[0]), _UNITS[-1])
+    size, unit = _unit(longest)
     figure = new_figure(10, 1.5 + 0.55 * len(rows))
     axis = figure.subplots()
     for place, row in enumerate(rows.values()):
@@ -90,15 +90,15 @@ def draw_sent(title: str, sent: Mapping[str, Mapping[str, float]]) -> "Figure":
         InputError: matplotlib is missing.
     """
     longest = max((sum(row.values()) for row in sent.values()), default=0)
-    size, unit = next((each for each in _UNITS if longest >= each[0]), _UNITS[-1])
+    size, unit = _unit(longest)
     figure = new_figure(8, 1.4 + 0.26 * len(sent))
     bars = figure.subplots()
-    for index, axis in enumerate(_axes(sent)):
+    ends = [0.0] * len(sent)
+    for index, axis in enumerate(dict.fromkeys(axis for row in sent.values() for axis in row)):
         lengths = [row.get(axis, 0) / size for row in sent.values()]
-        before = [sum(_before(row, axis, _axes(sent))) / size for row in sent.values()]
-        drawn = bars.barh(range(len(sent)), lengths, 0.7, before, label=f"over {axis}")
-        for bar in drawn:
+        for bar in bars.barh(range(len(sent)), lengths, 0.7, ends, label=f"over {axis}"):
             bar.set(facecolor=COLOURS[index % len(COLOURS)], hatch=("", "//", "..")[index % 3], edgecolor="white")
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
     bars.set_yticks(range(len(sent)), list(sent), fontsize=8)
     bars.set(xlabel=f"{unit} that the busiest device sends in a step", xlim=(0, 1.05 * longest / size))
     bars.set_ylim(len(sent) - 0.4, -0.6)
@@ -108,10 +108,6 @@ def draw_sent(title: str, sent: Mapping[str, Mapping[str, float]]) -> "Figure":
     return figure
 
 
-def _axes(sent: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(axis for row in sent.values() for axis in row))
-
-
-def _before(row: Mapping[str, float], axis: str, axes: Sequence[str]) -> Iterator[float]:
-    """Bytes over the axes that stand before this one in a bar."""
-    yield from (row.get(other, 0) for other in axes[: axes.index(axis)])
+def _unit(longest: float) -> tuple[int, str]:
+    """The largest unit that is no longer than a bar, in bytes and by name."""
+    return next((each for each in _UNITS if longest >= each[0]), _UNITS[-1])

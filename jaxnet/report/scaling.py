@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from jaxnet.figures import COLOURS, new_figure
+from jaxnet.figures import COLOURS, curve_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (devices, efficiency)
-
-_MARKERS = "os^Dvx+"
 
 
 def draw_scaling(
@@ -39,7 +37,7 @@ def draw_scaling(
     curve_axis.set_title(title, loc="left", fontsize=9)
     curve_axis.plot(*zip(*limit, strict=True), color="0.6", linestyle="--", label="at most")
     for index, (label, points) in enumerate(curves.items()):
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+        style = curve_style(index)
         curve_axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
         _mark_where_it_shows(curve_axis, points, style["color"])
     if published:

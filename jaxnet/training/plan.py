@@ -244,7 +244,7 @@ def _collectives(check: Check) -> Iterator[tuple[str, str, str, str]]:
         text = f"{planned.kind} {planned.elements:,} {planned.dtype} over {'+'.join(planned.axes)}"
         yield (text, *(("", "missing", "") if place is None else _found_cells(check.found[place], place)))
     for place, found in enumerate(check.found):
-        if found in check.extra and place not in check.places:
+        if found in check.extra:
             yield (f"{'not planned: ' * bool(check.planned)}{_found_text(found)}", *_found_cells(found, place))
 
 

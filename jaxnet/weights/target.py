@@ -4,7 +4,7 @@ PyTorch flattens a feature map in the order C, H, W, and Flax in the order H, W,
 a flattened map must be reordered, and the sizes of the map must be known.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
@@ -18,7 +18,7 @@ from jaxnet.weights.names import is_auxiliary
 _IN_PLACE = frozenset(("convert_element_type", "copy"))
 
 FlattenedMap = tuple[int, int, int]
-Forward: TypeAlias = Callable[[Any, Any], Any]
+Forward: TypeAlias = Callable[[Any, Any, bool], Any]
 
 
 class Target(NamedTuple):
@@ -45,48 +45,42 @@ def target_of(build: Callable[[int], nn.Module], classes: int, image: tuple[int,
         for tree in (variables, _variables(build(classes + 1), images))
     )
     heads = frozenset(name for name, shape in shapes.items() if others[name] != shape)
-    return Target(shapes, heads, flattened_maps(_passes(module, variables), variables, images))
 
-
-def _passes(module: nn.Module, variables: Any) -> list[Forward]:
-    """Evaluation; and training, of a model with auxiliary heads, which are in no other pass."""
-
-    def evaluated(variables: Any, images: jax.Array) -> Any:
-        return module.apply(variables, images, train=False)
-
-    def trained(variables: Any, images: jax.Array) -> Any:
+    def forward(variables: Any, images: jax.Array, train: bool) -> Any:
+        if not train:
+            return module.apply(variables, images, train=False)
         keys = jax.random.split(jax.random.key(0), images.shape[0])
         return module.apply(variables, images, train=True, keys=keys, mutable=[*variables])
 
-    return [evaluated, trained] if any(map(is_auxiliary, flatten_dict(variables, sep="/"))) else [evaluated]
+    return Target(shapes, heads, flattened_maps(forward, variables, images))
 
 
 def _variables(module: nn.Module, images: jax.ShapeDtypeStruct) -> Any:
     return jax.eval_shape(lambda images: module.init(jax.random.key(0), images, train=False), images)
 
 
-def flattened_maps(passes: Iterable[Forward], variables: Any, images: Any) -> dict[str, FlattenedMap]:
+def flattened_maps(forward: Forward, variables: Any, images: Any) -> dict[str, FlattenedMap]:
     """Return (height, width, channels) of the flattened map for each dense kernel that multiplies one.
 
-    Found in the jaxpr of a forward pass: a reshape of [batch, H, W, C] to [batch, H W C] that leads to a product with
-    the kernel.
+    Found in the jaxpr of the forward pass: a reshape of [batch, H, W, C] to [batch, H W C] that leads to a product with
+    the kernel. A model with auxiliary heads is traced in training too.
 
     Args:
-        passes: each is called with `variables` and `images`.
+        forward: called with `variables`, `images`, and whether it trains.
         variables: their shapes, as nested dicts.
         images: their shapes.
 
     >>> from jaxnet.models import CNN
     >>> images = jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")
     >>> module = CNN(num_classes=10, widths=(4,), hidden=16)
-    >>> forward = lambda variables, images: module.apply(variables, images, train=False)
-    >>> flattened_maps([forward], _variables(module, images), images)
+    >>> forward = lambda variables, images, train: module.apply(variables, images, train=train)
+    >>> flattened_maps(forward, _variables(module, images), images)
     {'params/dense_0/kernel': (4, 4, 4)}
     """
     names = list(flatten_dict(variables, sep="/"))
     maps: dict[str, FlattenedMap] = {}
-    for forward in passes:
-        jaxpr = jax.make_jaxpr(forward)(variables, images).jaxpr
+    for train in (False, True) if any(map(is_auxiliary, names)) else (False,):
+        jaxpr = jax.make_jaxpr(forward, static_argnums=2)(variables, images, train).jaxpr
         maps.update(_products(jaxpr, dict(zip(jaxpr.invars, names, strict=False))))
     return maps
 

@@ -6,6 +6,7 @@ from jax import lax
 
 from jaxnet import comm
 from jaxnet.comm import all_reduce, bucketed
+from support.laws import reducer_of
 
 ALL = all_reduce(*comm.AXES)
 ALL_LAWS = {"sum", "same", "linear", "state", "plan"}
@@ -14,11 +15,6 @@ LOSSY = {"fp16", "bf16", "int8", "cntk_1bit", "mxnet_2bit", "top_k", "powersgd"}
 
 def broken(judgement):
     return {law for law in ALL_LAWS if not getattr(judgement, law)}
-
-
-def reducer_of(name):
-    scheduled = comm.scheduled(comm.named_strategy(name))
-    return comm.as_reducer(scheduled) if isinstance(scheduled, comm.Sharded) else scheduled
 
 
 FEW = ("hierarchical", "s_caffe_hr", "zero", "int8", "powersgd")

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxnet import comm
 from jaxnet.comm import KiB, all_reduce, bucketed, collectives_in, scattered
 from jaxnet.comm.groups import groups_over, parse_groups
+from support.laws import reducer_of
 
 LAYERS, WIDTH = 4, 64
 LAYER_BYTES = WIDTH * WIDTH * 4
@@ -89,12 +90,6 @@ def test_a_plan_for_other_axes_does_not_pass():
     other = bucketed(all_reduce("host"), 16 * KiB)
     shapes = [jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")] * LAYERS
     assert not comm.verify(hlo, other.plan(shapes, MESH_SIZES).collectives, MESH_SIZES).ok
-
-
-def reducer_of(name):
-    """What the strategy's step runs; a sum in shards is gathered at once."""
-    scheduled = comm.scheduled(comm.named_strategy(name))
-    return comm.during(comm.as_reducer(scheduled)) if isinstance(scheduled, comm.Sharded) else scheduled
 
 
 @pytest.mark.parametrize("name", [name for name in comm.STRATEGIES if name != "xla"])

@@ -76,3 +76,9 @@ def trees(max_leaves=5):
         leaves,
         st.integers(0, 2**16),
     )
+
+
+def reducer_of(name):
+    """What the strategy's step runs; a sum in shards is gathered at once."""
+    scheduled = comm.scheduled(comm.named_strategy(name))
+    return comm.during(comm.as_reducer(scheduled)) if isinstance(scheduled, comm.Sharded) else scheduled

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jaxnet.data.photos.decoding import DamagedImage, best_decoder, quiet_pillow
 from jaxnet.data.photos.source import DamageAccount, EncodedPhotos, EvaluationPhotos, PhotoRecords, TrainingPhotos
-from jaxnet.data.photos.views import EvaluationView, TrainingView
+from jaxnet.data.photos.views import EvaluationView, TrainingView, usual_resize
 from jaxnet.data.source import Blank, Source
 from jaxnet.data.tfds import blank_of, data_directory, find_builder, open_examples, require_prepared
 from jaxnet.errors import InputError, one_line
@@ -53,7 +53,7 @@ class PhotoDataset(ABC):
     def test_view(self) -> EvaluationView:
         """What evaluation sees of a photo."""
         size = self.size if self.test_size is None else self.test_size
-        return EvaluationView(size, round(size * 8 / 7) if self.test_resize is None else self.test_resize)
+        return EvaluationView(size, usual_resize(size) if self.test_resize is None else self.test_resize)
 
     @property
     def decoder(self) -> str:

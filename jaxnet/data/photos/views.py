@@ -87,6 +87,11 @@ class EvaluationView:
             return np.asarray(centre_crop(to_mode(picture, "RGB"), self.size, self.resize))
 
 
+def usual_resize(size: int) -> int:
+    """The side to which a photo is resized before `size` is cut out, as 256 is for 224."""
+    return round(size * 8 / 7)
+
+
 def centre_crop(picture: Image.Image, size: int, resize: int) -> Image.Image:
     """Resize the shorter side to `resize`, then return the square of side `size` in the centre."""
     height, width = short_side(picture.height, picture.width, resize)
