@@ -88,6 +88,7 @@ from jaxnet.comm.reducer import (
     Reducer,
     as_gradient_transformation,
     axes_size,
+    sent_by_busiest,
     stateless,
     wire_bytes_per_axis,
 )
@@ -177,6 +178,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "CollectiveKind",
     "Bucket",
     "BucketPlan",
+    "sent_by_busiest",
     "wire_bytes_per_axis",
     "compiler_options",
     "platform_options",

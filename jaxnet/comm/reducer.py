@@ -112,14 +112,31 @@ def wire_bytes_per_axis(
     >>> wire_bytes_per_axis([up, down])
     {'host': 400}
     """
-    by_all: defaultdict[str, float] = defaultdict(float)
-    by_some: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    sent = sent_by_busiest(collectives, shares)
+    return {axes: round(sum(count for _, count in messages)) for axes, messages in sent.items()}
+
+
+def sent_by_busiest(
+    collectives: Iterable[Collective], shares: Iterable[float] = itertools.repeat(1)
+) -> dict[str, list[tuple[Collective, float]]]:
+    """The messages of `wire_bytes_per_axis`, in their order, each with the bytes that the busiest device sends of it.
+
+    Of permutes only some devices send; those in which the busiest one does not are left out.
+    """
+    over: defaultdict[str, list[tuple[Collective, float]]] = defaultdict(list)
+    by_sender: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     for collective, share in zip(collectives, shares, strict=False):
         axes, sent = "+".join(collective.axes), share * collective.wire_bytes
-        by_all[axes] += 0 if collective.pairs else sent
+        over[axes].append((collective, sent))
         for sender, _ in collective.pairs:
-            by_some[axes][sender] += sent
-    return {axes: round(sent + max(by_some[axes].values(), default=0)) for axes, sent in by_all.items()}
+            by_sender[axes][sender] += sent
+    busiest = {axes: max(senders, key=senders.__getitem__) for axes, senders in by_sender.items()}
+    return {
+        axes: [
+            each for each in messages if not each[0].pairs or busiest[axes] in {sender for sender, _ in each[0].pairs}
+        ]
+        for axes, messages in over.items()
+    }
 
 
 # ---- Reducers and their plans ----

@@ -1,7 +1,6 @@
 """A plan as a person reads it: buckets, bytes on the wire by axis, and what the compiler made of it."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from jaxnet.comm import (
     MiB,
     as_sent,
     platform_of,
+    sent_by_busiest,
     stacked_filled,
     verify,
     wire_bytes_per_axis,
@@ -135,8 +135,13 @@ class RunPlan:
             InputError: matplotlib is missing.
         """
         buckets = {"buckets": [Sent("", bucket["bytes"]) for bucket in self.buckets]} if self.buckets else {}
-        by_axis = _sent(self.sends) or {"all axes": [Sent("", self.wire_bytes_per_step)]}
-        return draw_plan(_title(self.as_json()), {**buckets, **by_axis})
+        by_axis = {
+            axes: [Sent(collective.kind, sent) for collective, sent in messages]
+            for axes, messages in sent_by_busiest(self.sends.collectives, self.sends.shares).items()
+        }
+        return draw_plan(
+            _title(self.as_json()), {**buckets, **(by_axis or {"all axes": [Sent("", self.wire_bytes_per_step)]})}
+        )
 
     def __str__(self) -> str:
         return "\n".join(_lines(self.as_json(), self.check))
@@ -145,24 +150,6 @@ class RunPlan:
 
     def _repr_html_(self) -> str:
         return "".join(_html(self.as_json(), self.check))
-
-
-def _sent(sends: StepPlan) -> dict[str, list[Sent]]:
-    """What the busiest device sends, message by message, by axes; of a permute only some devices send."""
-    rows: dict[str, list[Sent]] = {}
-    for axes in dict.fromkeys(each.axes for each in sends.collectives):
-        over = [each for each in zip(sends.collectives, sends.shares, strict=True) if each[0].axes == axes]
-        by_sender = Counter[int]()
-        for collective, share in over:
-            for sender, _ in collective.pairs:
-                by_sender[sender] += round(share * collective.wire_bytes)
-        busiest = max(by_sender, key=lambda sender: by_sender[sender], default=None)
-        rows["+".join(axes)] = [
-            Sent(collective.kind, share * collective.wire_bytes)
-            for collective, share in over
-            if not collective.pairs or any(sender == busiest for sender, _ in collective.pairs)
-        ]
-    return rows
 
 
 def moment_of(form: Form) -> str:
