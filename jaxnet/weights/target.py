@@ -12,6 +12,7 @@ import jax
 from flax.traverse_util import flatten_dict
 from jax.extend.core import Jaxpr, Literal, Var
 
+from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.weights.names import is_auxiliary
 
 # Primitives between a flattened map and a dense layer that do not move elements.
@@ -77,7 +78,7 @@ def flattened_maps(forward: Forward, variables: Any, images: Any) -> dict[str, F
     >>> flattened_maps(forward, _variables(module, images), images)
     {'params/dense_0/kernel': (4, 4, 4)}
     """
-    names = list(flatten_dict(variables, sep="/"))
+    names = list(named_leaves(variables))  # in the order of the jaxpr's inputs
     maps: dict[str, FlattenedMap] = {}
     for train in (False, True) if any(map(is_auxiliary, names)) else (False,):
         jaxpr = jax.make_jaxpr(forward, static_argnums=2)(variables, images, train).jaxpr

@@ -11,11 +11,15 @@ import pytest
 from jax import export as jax_export
 
 from jaxnet.cli.main import run
+from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference import load
 from jaxnet.inference.export import description_path, export, weights_path
 from jaxnet.inference.loading import load_network
-from jaxnet.weights import Target, convert, file_digest, read_tensors
+from jaxnet.inference.network import Architecture
+from jaxnet.models.zoo import ZOO
+from jaxnet.tasks import ImageClassification
+from jaxnet.weights import Target, convert, file_digest, read_tensors, target_of
 from jaxnet.weights.files import read_safetensors
 from support.checkpointing import flip_a_bit
 from support.disks import files_no_longer_than
@@ -257,3 +261,11 @@ def test_weights_alone_as_pytorch_has_them(network, workdir, tmp_path, capsys):
 def test_what_is_for_programs_is_not_for_weights(workdir, tmp_path, capsys):
     asked = ["export", str(workdir), "--out", f"{tmp_path}/a.safetensors", "--platforms", "cpu"]
     says(refused(lambda: run(asked), capsys), ["--platforms is for a program", "a.safetensors gets weights alone"])
+
+
+@pytest.mark.parametrize("name", ["vgg11_bn", "googlenet_bn"])
+def test_the_maps_that_a_network_flattens_are_those_of_an_import(name):
+    entry = ZOO[name]
+    build = lambda classes: entry.build(num_classes=classes, width=0.0625)  # noqa: E731
+    architecture = Architecture(build(10), ImageClassification(), Inputs(entry.image, 10))
+    assert architecture.maps == target_of(build, 10, entry.image).maps != {}
