@@ -83,6 +83,7 @@ class Uploads:
         self._steps = CheckpointFiles(directory / STEPS)
         self._record = Record.read(directory) or Record({}, {})
         self._files_due = 0.0
+        self._kept: list[int] | None = None  # what the run had when old ones were last deleted from the store
         self._failure = ""
         self._refused: InputError | None = None
         self._moved_at = time.monotonic()
@@ -152,6 +153,9 @@ class Uploads:
         while unsent := self._record.unsent(self._directory):
             self._upload_files(FILES)
             self._upload_step(unsent[-1])
+        # The run deletes an old checkpoint after it has written a new one, so the new one may be uploaded before that.
+        if self._kept is not None and self._kept != self._steps.listed():
+            self._retire()
         if time.monotonic() >= self._files_due:
             self._upload_files(FILES)
             for folder in _FOLDERS:
@@ -168,10 +172,15 @@ class Uploads:
                 raise
             return  # the run has just deleted it
         send_step(self._store, copy, step, self._fence, self._moved)
-        retire(self._store, self._steps.listed(), self._fence)
+        self._retire()
+        shutil.rmtree(copy, ignore_errors=True)  # only now: until the record names it, it shows that it was sent
+
+    def _retire(self) -> None:
+        """Delete from the store what the run has deleted, and note what is left."""
+        self._kept = self._steps.listed()
+        retire(self._store, self._kept, self._fence)
         self._record = self._record._replace(steps=stored_steps(self._store))
         self._record.write(self._directory)
-        shutil.rmtree(copy, ignore_errors=True)  # only now: until the record names it, it shows that it was sent
 
     def _upload_files(self, names: Sequence[str]) -> None:
         """Those of the files that have changed since they were uploaded, as whole objects."""

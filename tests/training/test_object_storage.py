@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxnet
+from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.checkpoints.lock import Lost, Owner
 from jaxnet.cli.main import run as command
 from jaxnet.config.run import Checkpoints, Config, Log
@@ -420,6 +421,26 @@ def test_a_mirror_that_has_lost_something_is_fetched_anew(lost, bucket):
     assert again.summary["steps"] == 8
     assert {line["step"] for line in again.metrics} == set(range(1, 9))
     assert steps() == [4, 6, 8]
+
+
+def test_a_checkpoint_that_is_deleted_after_the_last_upload_is_deleted_there_too(bucket, monkeypatch):
+    uploaded = threading.Event()
+    delete, retire = CheckpointFiles.retire, uploads.retire
+
+    def deleted_late(files, *given):
+        assert STEPS not in files.listed() or uploaded.wait(60)
+        delete(files, *given)
+
+    def told(store, kept, fence):
+        retire(store, kept, fence)
+        if STEPS in kept:
+            uploaded.set()
+
+    monkeypatch.setattr(CheckpointFiles, "retire", deleted_late)
+    monkeypatch.setattr(uploads, "retire", told)
+    train(replace(CONFIG, checkpoints=Checkpoints(every_steps=3, keep=1)), URL, quiet=True)
+    assert uploaded.is_set()
+    assert steps() == [STEPS]
 
 
 def test_killed_before_it_has_noted_an_upload_it_goes_on_from_what_it_has(bucket, tmp_path, monkeypatch, caplog):
