@@ -5,11 +5,14 @@ longer exists is usually ignored in silence. So `verify` compares the plan with 
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
 
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxnet.comm.found import FoundCollective, collectives_in
 from jaxnet.comm.groups import Groups, Pairs, groups_over, pairs_over
@@ -33,7 +36,8 @@ class Check:
             collective instead of several planned ones.
         recoded: planned, and in the program in other words: two 16-bit numbers in a word of 32, a smaller type,
             filled with zeros to a tile, or an all-reduce over TPU slices as XLA's own stages.
-        places: for each of `planned` its place in `found`; None: missing.
+        places: for each of `planned` its place in `found`; None: missing or repeated.
+        repeated: places in `planned` of those that the compiler left out, as another sends the same numbers.
     """
 
     planned: tuple[Collective, ...]
@@ -42,6 +46,7 @@ class Check:
     extra: tuple[FoundCollective, ...]
     recoded: tuple[tuple[Collective, FoundCollective], ...] = ()
     places: tuple[int | None, ...] = ()
+    repeated: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -53,7 +58,7 @@ class Check:
         if self.ok:
             return (
                 f"all {len(self.planned)} planned collectives are in the compiled program"
-                f"{self._in_other_words()}{self._besides()}"
+                f"{self._in_other_words()}{self._repeats()}{self._besides()}"
             )
         got = ", ".join(_describe(found) for found in self.extra) or "nothing else"
         return (
@@ -61,6 +66,27 @@ class Check:
             f"{self.missing[0].kind} of {self.missing[0].elements} {self.missing[0].dtype} over "
             f"{'+'.join(self.missing[0].axes)}); not planned but there: {got}"
         )
+
+    def beside(self, traced: ClosedJaxpr) -> "Check":
+        """The same, knowing what the compiler was given: of equal collectives it makes one.
+
+        So two BatchNorms whose results are added have equal gradients of their biases.
+        """
+        surplus, missing, repeated = _repeats(traced.jaxpr), list[Collective](), list[int]()
+        for index, (collective, place) in enumerate(zip(self.planned, self.places, strict=True)):
+            if place is None:
+                message = (collective.kind, frozenset(collective.axes), collective.dtype, collective.elements)
+                if surplus[message] > 0:
+                    surplus[message] -= 1
+                    repeated.append(index)
+                else:
+                    missing.append(collective)
+        return replace(self, missing=tuple(missing), repeated=tuple(repeated))
+
+    def _repeats(self) -> str:
+        if not self.repeated:
+            return ""
+        return f", {len(self.repeated)} of them as another one, which sends the same numbers"
 
     def _besides(self) -> str:
         if not self.extra:
@@ -129,6 +155,93 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
     rest = {id(each) for same in left.values() for each in same}
     extra = tuple(each for each in found if len(each.arrays) != 1 or id(each) in rest)
     return Check(planned, tuple(missing), found, extra, tuple(recoded), tuple(places))
+
+
+# ---- Equal collectives in what a compiler is given -----------------------------------------------------------------
+
+_KINDS = {
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "ppermute": "collective-permute",
+}
+_Message = tuple[str, frozenset[str], str, int]  # kind, axes, dtype, elements
+
+
+def _repeats(jaxpr: Jaxpr) -> Counter[_Message]:
+    """How many collectives of each message have the same operands as an earlier one.
+
+    Every value gets a number, and two values the same one where the same operation makes them of the same operands.
+
+        b = mul a a   ->  1 = mul 0 0
+        c = mul a a   ->  1
+        d = psum b    ->  2 = psum 1
+        e = psum c    ->  2, again
+    """
+    repeats: Counter[_Message] = Counter()
+    fresh = count()
+    known: dict[Hashable, list[int]] = {}
+
+    def number(jaxpr: Jaxpr, given: Sequence[int]) -> list[int]:
+        of: dict[Any, int] = dict(zip(jaxpr.invars, given, strict=True))
+        of.update((var, next(fresh)) for var in jaxpr.constvars)
+
+        def numbered(atom: Any) -> int:
+            if not isinstance(atom, Literal):
+                return of[atom]
+            return known.setdefault(("literal", atom.aval, _as_key(atom.val)), [next(fresh)])[0]
+
+        for eqn in jaxpr.eqns:
+            operands = [numbered(atom) for atom in eqn.invars]
+            inner = _inlined(eqn)
+            if inner is not None:
+                results = number(inner, operands)
+            else:
+                params = tuple((name, _as_key(value)) for name, value in sorted(eqn.params.items()))
+                key = (eqn.primitive, params, tuple(operands))
+                if key in known:
+                    repeats.update(_messages(eqn))
+                elif eqn.primitive.name == "shard_map":  # what it takes is in there a part of it
+                    body: Jaxpr = eqn.params["jaxpr"]
+                    number(body, [next(fresh) for _ in body.invars])
+                results = known.setdefault(key, [next(fresh) for _ in eqn.outvars])
+            of.update(zip(eqn.outvars, results, strict=True))
+        return [numbered(atom) for atom in jaxpr.outvars]
+
+    number(jaxpr, [next(fresh) for _ in jaxpr.invars])
+    return repeats
+
+
+def _inlined(eqn: JaxprEqn) -> Jaxpr | None:
+    """The operations that an equation stands for, each once and on its operands; None if it is an operation."""
+    if eqn.primitive.name not in ("jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call"):
+        return None
+    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+
+
+def _messages(eqn: JaxprEqn) -> Iterator[_Message]:
+    if kind := _KINDS.get(eqn.primitive.name):
+        axes: Any = eqn.params.get("axes", eqn.params.get("axis_name"))
+        axes = (axes,) if isinstance(axes, str) else axes
+        for sent, got in zip(eqn.invars, eqn.outvars, strict=True):
+            elements = max(math.prod(each.aval.shape) for each in (sent, got))  # type: ignore[attr-defined]
+            yield kind, frozenset(axes), sent.aval.dtype.name, elements  # type: ignore[attr-defined]
+
+
+def _as_key(value: Any) -> Hashable:
+    """What equals for equal parameters; what cannot be hashed equals itself alone."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+# ---- The same message in other words --------------------------------------------------------------------------------
 
 
 def _in_other_words(collective: Collective, found: FoundCollective) -> bool:

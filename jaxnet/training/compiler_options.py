@@ -28,6 +28,12 @@ class OptionsChecked:
         """The program, to be compiled or read."""
         return _Lowered(self._step.lower(state, batch))
 
+    @property
+    def trace(self) -> Any:
+        """Traces the program; AttributeError of a step in pieces, which is no single one."""
+        step: Any = self._step
+        return step.trace
+
 
 class _Lowered:
     """As `jax.stages.Lowered`."""

@@ -13,7 +13,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxnet.comm import CompilerOption, Strategy, platform_of, platform_options, replicated, split_by_example
+from jaxnet.comm import (
+    Check,
+    CompilerOption,
+    Strategy,
+    platform_of,
+    platform_options,
+    replicated,
+    split_by_example,
+    verify,
+)
 from jaxnet.comm.as_html import html_line
 from jaxnet.config.check import check_tests
 from jaxnet.config.run import Config
@@ -107,7 +116,7 @@ class Experiment:
         """What a step sends, to be printed: buckets, and bytes over each axis."""
         params = self.layout.whole_shapes.params
         members = self.config.ensemble.members if self.config.ensemble.on else 1
-        return RunPlan(self.form, self.sends, params, members, self.layers, self.compiled)
+        return RunPlan(self.form, self.sends, params, members, self.layers, self.compiled, self.checked)
 
     def _repr_html_(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.variables.params))
@@ -131,6 +140,14 @@ class Experiment:
     def compiled(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
         """The step, compiled for the mesh, with these compiler options besides its own."""
         return self.lowered.compile(compiler_options=options)
+
+    def checked(self, hlo: str) -> Check:
+        """What is planned beside what is in the text of the step's compiled program."""
+        check = verify(hlo, self.sends.collectives, self.mesh.shape)
+        trace = getattr(self.step, "trace", None)  # a step in pieces has none, and no two messages in a program
+        if check.ok or trace is None:
+            return check
+        return check.beside(trace(self.layout.placed_shapes, self.batch_shapes).jaxpr)
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""

@@ -43,6 +43,12 @@ class PacedStep:
         """The program, to be compiled or read; what is compiled of it is not paced."""
         return self._step.lower(state, batch)
 
+    @property
+    def trace(self) -> Any:
+        """Traces the program; AttributeError of a step in pieces, which is no single one."""
+        step: Any = self._step
+        return step.trace
+
 
 class LogLine(NamedTuple):
     """Means over the steps since the line before, up to and including `step`, but for those skipped: their number."""

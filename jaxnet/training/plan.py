@@ -19,7 +19,6 @@ from jaxnet.comm import (
     platform_of,
     sent_by_busiest,
     stacked_filled,
-    verify,
     wire_bytes_per_axis,
 )
 from jaxnet.comm.as_html import html_code, html_folded, html_line, html_table
@@ -50,6 +49,7 @@ class RunPlan:
         members: networks that are trained at once.
         layers: dense layers whose kernels are cut over the devices of a host.
         compiled: compiles the step.
+        checked: compares the plan with the text of a compiled program.
         check: the plan beside the compiled program; None: it was not compiled.
     """
 
@@ -59,6 +59,7 @@ class RunPlan:
     members: int
     layers: tuple[ShardedDense, ...]
     compiled: Callable[[], jax.stages.Compiled] = field(repr=False)
+    checked: Callable[[str], Check] = field(repr=False)
     check: Check | None = None
 
     @property
@@ -96,7 +97,7 @@ class RunPlan:
 
     def beside(self, hlo: str) -> "RunPlan":
         """The same beside this text of the compiled program."""
-        return replace(self, check=verify(hlo, self.sends.collectives, self.form.mesh.shape))
+        return replace(self, check=self.checked(hlo))
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain JSON values; with a check, also the collectives found in the compiled program."""
@@ -120,6 +121,7 @@ class RunPlan:
         if self.check is not None:
             report["verified"] = self.check.ok
             report["missing"] = [_collective(c.kind, c.axes, c.dtype, c.elements) for c in self.check.missing]
+            report["repeated"] = list(self.check.repeated)
             report["places"] = list(self.check.places)
             report["not_planned"] = [{"kind": f.kind, "arrays": [list(a) for a in f.arrays]} for f in self.check.extra]
             report["found"] = [
@@ -227,9 +229,10 @@ _COLLECTIVES = ("planned, in the order of issue", "of", "in the program", "compu
 
 def _collectives(check: Check) -> Iterator[tuple[str, str, str, str]]:
     """What is planned, with its place in the compiled program; then what the program has besides."""
-    for planned, place in zip(check.planned, check.places, strict=True):
+    for index, (planned, place) in enumerate(zip(check.planned, check.places, strict=True)):
+        absent = "as another one" if index in check.repeated else "missing"
         text = f"{planned.kind} {planned.elements:,} {planned.dtype} over {'+'.join(planned.axes)}"
-        yield (text, *(("", "missing", "") if place is None else _found_cells(check.found[place], place)))
+        yield (text, *(("", absent, "") if place is None else _found_cells(check.found[place], place)))
     for place, found in enumerate(check.found):
         if found in check.extra:
             yield (f"{'not planned: ' * bool(check.planned)}{_found_text(found)}", *_found_cells(found, place))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.comm import Check, HasText, verify
+from jaxnet.comm import Check, HasText
 from jaxnet.config.check import check_step_memory
 from jaxnet.config.run import Profile
 from jaxnet.files import replace
@@ -46,7 +46,7 @@ def compiling(experiment: Experiment, pool: Executor) -> Callable[[TrainState, L
         with ledger.during("compile"):
             made = making.result()
         check_step_memory(experiment.mesh, _needed(made))
-        check = verify(made.as_text() or "", experiment.sends.collectives, experiment.mesh.shape)
+        check = experiment.checked(made.as_text() or "")
         by_size = step_by_size(experiment.step, state, experiment.batch_shapes, experiment.phases, made)
         # From its second call on, JAX runs a `Compiled` without the tokens that keep MPI's calls in order.
         return CompiledStep(experiment.step if experiment.processes.cluster.mpi else by_size, check, given, made)

@@ -162,3 +162,47 @@ def test_what_a_plan_leaves_out_is_told_and_every_planned_one_has_its_place():
     assert "it has 4 more, which nothing planned (first: all-gather of" in part.explain()
     other = comm.verify(hlo, [*planned, planned[0]], MESH_SIZES)
     assert (other.ok, other.places[-1]) == (False, None)
+
+
+def two_sums(same):
+    """A step that adds two branches and so has equal gradients of their biases; with `same` false, of unequal ones."""
+
+    def step(a, b, x):
+        a, b = (lax.pcast(each, comm.AXES, to="varying") for each in (a, b))
+
+        def loss(a, b):
+            return (jnp.tanh(x + a + (b if same else 2 * b)) ** 2).sum()
+
+        return [lax.psum(each, comm.AXES) for each in jax.grad(loss, (0, 1))(a, b)]
+
+    mapped = jax.shard_map(step, mesh=mesh(MESH_SIZES), in_specs=(P(), P(), P(comm.AXES)), out_specs=P())
+    shapes = [jax.ShapeDtypeStruct((WIDTH,), "float32")] * 2
+    traced = jax.jit(mapped, compiler_options=comm.compiler_options("cpu")).trace(
+        *shapes, jax.ShapeDtypeStruct((8 * WIDTH,), "float32")
+    )
+    return traced.jaxpr, traced.lower().compile().as_text()
+
+
+PLANNED = comm.Collective("all-reduce", comm.AXES, 8, WIDTH, "float32")
+
+
+def test_equal_sums_are_one_in_the_program_and_none_is_missing():
+    jaxpr, hlo = two_sums(same=True)
+    check = comm.verify(hlo, [PLANNED] * 2, MESH_SIZES)
+    assert len(check.found) == len(check.missing) == 1
+    check = check.beside(jaxpr)
+    assert check.ok
+    assert check.repeated == (1,)
+    assert check.places == (0, None)
+    assert check.explain() == (
+        "all 2 planned collectives are in the compiled program, 1 of them as another one, which sends the same numbers"
+    )
+
+
+def test_unequal_sums_of_one_size_are_no_excuse_for_each_other():
+    jaxpr, hlo = two_sums(same=False)
+    assert comm.verify(hlo, [PLANNED] * 2, MESH_SIZES).ok
+    check = comm.verify(hlo, [PLANNED] * 3, MESH_SIZES)
+    assert check.beside(jaxpr).missing == check.missing == (PLANNED,)
+    only_two_are_equal = comm.verify(two_sums(same=True)[1], [PLANNED] * 3, MESH_SIZES)
+    assert only_two_are_equal.beside(two_sums(same=True)[0]).missing == (PLANNED,)

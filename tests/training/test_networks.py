@@ -10,8 +10,12 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxnet.models import LSTM, Heads, Model, Variables, ViT, example_key, from_linen, from_nnx
+from jaxnet import comm
+from jaxnet.config.run import Config
+from jaxnet.data import Synthetic
+from jaxnet.models import LSTM, Heads, Model, ResNet, Variables, ViT, example_key, from_linen, from_nnx
 from jaxnet.tasks.classification import Pixels, classification_loss
+from jaxnet.training.prepare import prepare
 from support import tiny
 
 
@@ -158,3 +162,19 @@ def test_an_auxiliary_head_learns():
     before = jax.device_get(setup.layout.whole(setup.state)).params["auxiliary"]["kernel"]
     after = tiny.run(setup, steps=1)[1].params["auxiliary"]["kernel"]
     assert np.abs(after - before).max() > 0
+
+
+@pytest.mark.parametrize("strategy", ["per_leaf", "parameter_server"])
+def test_of_two_equal_gradients_one_travels_and_the_plan_says_so(strategy):
+    """The two last biases of a block whose input and output differ in size have the same gradient."""
+    config = Config(
+        model=ResNet(2, (1, 1), "basic", "small", channels=4),
+        data=Synthetic((8, 8, 1), num_classes=2, num_train=32, num_test=16),
+        epochs=1,
+        batch_size=16,
+        strategy=strategy,
+    )
+    check = prepare(config, comm.make_mesh(2)).plan.verified().check
+    assert check.ok
+    assert len(check.repeated) == 1
+    assert "1 of them as another one" in check.explain()
