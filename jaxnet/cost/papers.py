@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxnet.comm import Strategy, named_strategy
 from jaxnet.cost.machines import MACHINES, Machine
-from jaxnet.cost.simulation import Layer, Work, simulated
+from jaxnet.cost.simulation import Layer, Simulated, Work, simulated
 from jaxnet.models.zoo import ZOO, parameter_flops
 
 
@@ -56,6 +56,8 @@ _DLPERF = "Oneflow-Inc/DLPerf, dlperf_benchmark_test_report_v1.md"
 _NVIDIA = "NVIDIA/DeepLearningExamples, ResNet-50 v1.5, READMEs of 2020 to 2022"
 _PR44 = "horovod pull request #44"
 _HOROVOD = "Sergeev and Del Balso, 2018 (Horovod)"
+_ZENITH = "Filby and Dandapanthula, Dell EMC, March 2018"
+_QUARTER = "one node reaches a quarter of its peak of float32"
 _ONE_FROM_44 = "the one-device rate is that of horovod pull request #44, on the same kind of machine"
 
 
@@ -63,6 +65,22 @@ def _dgx1(network: str, batch: int, rate: float, *rows: float, assumed: str = ""
     return Paper(
         f"tf_dgx1_{network}_b{batch}", f"TensorFlow, DGX-1, {network}, batch {batch}", _TF, "p100-dgx1",
         network, batch, rate, tuple(zip((2, 4, 8), rows, strict=True)), assumed=assumed,
+    )  # fmt: skip
+
+
+def _ec2_k80(network: str, batch: int, rate: float, *rows: float) -> Paper:
+    return Paper(
+        f"tf_ec2_k80_{network}", f"TensorFlow, up to 8 EC2 p2.8xlarge, {network}, batch {batch}", _TF, "k80-10g",
+        network, batch, rate, tuple(zip((8, 16, 32, 64), rows, strict=True)), "hierarchical",
+        assumed="parameter servers on the same hosts, taken for a sum of shards between the hosts",
+    )  # fmt: skip
+
+
+def _gce_k80(network: str, batch: int, rate: float, *rows: float) -> Paper:
+    return Paper(
+        f"tf_gce_k80_{network}", f"TensorFlow, 8 K80 of GCE, {network}, batch {batch}", _TF, "k80-10g",
+        network, batch, rate, tuple(zip((2, 4, 8), rows, strict=True)),
+        assumed="PCIe as in a p2.8xlarge" if batch != 64 else "batch 64; PCIe as in a p2.8xlarge",
     )  # fmt: skip
 
 
@@ -123,7 +141,26 @@ _ALL = (
           "resnet101", 64, 119.4, ((512, 0.90),), assumed=_ONE_FROM_44),
     Paper("horovod_512_vgg16", "Horovod, 512 Pascal GPUs, VGG-16", _HOROVOD, "pascal-25g",
           "vgg16", 64, 130.9, ((512, 0.68),), assumed=_ONE_FROM_44),
+    Paper("s_caffe_160", "S-Caffe, 160 K80 GPUs, GoogLeNet", "Awan et al., 2017: 2.5 times as fast as 32", "k80-fdr",
+          "googlenet", 16, 134.0, ((160, 0.50),), "s_caffe_hr", base=32,
+          assumed="batch 16, and the one-device rate of ResNet-50 on a K80 in TensorFlow's table, by operations"),
+    Paper("intel_caffe_phi_256", "Intel Caffe, 256 Xeon Phi, ResNet-50", "published as 97 % from 4 nodes to 256",
+          "phi-opa", "resnet50", 16, 62.0, ((256, 0.97),), "per_leaf", base=4, assumed=_QUARTER),
+    Paper("intel_caffe_8160_256", "Intel Caffe, 256 x 2 Xeon 8160, ResNet-50", "published as 90 %", "xeon-opa",
+          "resnet50", 32, 66.0, ((256, 0.90),), "per_leaf", assumed=_QUARTER),
+    *(Paper(f"intel_caffe_zenith_{nodes}", f"Intel Caffe, {nodes} x 2 Xeon 6148, ResNet-50", _ZENITH, "xeon-opa",
+            "resnet50", batch, 66.0, ((nodes, efficiency),), "flat", assumed=f"batch 8,192 in all, {_QUARTER}")
+      for nodes, batch, efficiency in ((128, 64, 0.90), (256, 32, 0.83), (314, 26, 0.76))),
+    Paper("intel_caffe_alexnet_64", "Intel Caffe, 64 x 2 Xeon E5-2697 v3, AlexNet", "published as 5.1 h, not 150",
+          "xeon-fdr", "alexnet", 16, 136.0, ((64, 150 / 5.1 / 64),), "per_leaf",
+          assumed=f"batch 1,024 in all, FDR InfiniBand, {_QUARTER}"),
     # ---- Tables with their own one-device row
+    _ec2_k80("inception_v3", 64, 29.7, 229.0, 459.0, 902.0, 1783.0),
+    _ec2_k80("resnet50", 64, 52.4, 378.0, 751.0, 1388.0, 2744.0),
+    _ec2_k80("resnet152", 32, 19.4, 146.0, 291.0, 565.0, 981.0),
+    _gce_k80("resnet50", 64, 51.9, 99.0, 195.0, 387.0),
+    _gce_k80("alexnet", 512, 656.0, 1209.0, 2328.0, 4640.0),
+    _gce_k80("vgg16", 32, 35.4, 64.8, 120.0, 234.0),
     *_pr44("inception_v3", 134.4, 2022.6, 1990.7),
     *_pr44("resnet101", 119.4, 1746.2, 1685.1),
     *_pr44("vgg16", 130.9, 1787.4, 1308.7),
@@ -176,16 +213,23 @@ class Compared(NamedTuple):
         devices: in all.
         published: the efficiency: examples a second over those of as many devices by themselves.
         simulated: likewise.
+        unhidden: likewise, if nothing travelled before the end of backward.
     """
 
     devices: int
     published: float
     simulated: float
+    unhidden: float
 
     @property
     def points(self) -> float:
         """How many points of efficiency the simulation is too high."""
         return 100 * (self.simulated - self.published)
+
+    def between(self, margin: float = 5.0) -> bool:
+        """Whether what was published lies between `unhidden` and `simulated`, with a margin of points on both sides."""
+        low, high = sorted((self.unhidden, self.simulated))  # beside a base of its own either may be the lower
+        return low - margin / 100 <= self.published <= high + margin / 100
 
 
 def work_of(paper: Paper) -> tuple[Machine, Strategy, Work]:
@@ -199,14 +243,15 @@ def compared(paper: Paper) -> list[Compared]:
     """All rows of a table, simulated."""
     machine, strategy, work = work_of(paper)
 
-    def efficiency(devices: int) -> float:
-        return simulated(work, strategy, machine, *machine.hosts(devices)).efficiency
+    def of(devices: int) -> Simulated:
+        return simulated(work, strategy, machine, *machine.hosts(devices))
 
-    base = efficiency(paper.base)
-    return [
-        Compared(devices, figure if figure <= 1 else figure / (devices * paper.rate), efficiency(devices) / base)
-        for devices, figure in paper.rows
-    ]
+    rows, base = [], of(paper.base)
+    for devices, figure in paper.rows:
+        published = figure if figure <= 1 else figure / (devices * paper.rate)
+        found = of(devices)
+        rows.append(Compared(devices, published, found.efficiency / base.efficiency, found.unhidden / base.unhidden))
+    return rows
 
 
 @cache

@@ -84,6 +84,7 @@ class Simulated(NamedTuple):
         exposed: of them, in which nothing is computed.
         rate: examples a second of all.
         efficiency: `rate` over that of as many devices by themselves.
+        unhidden: what `efficiency` would be if nothing travelled before the end of backward.
         limit: what `efficiency` can be at most: computation and the busiest link side by side, see `fewest_seconds`.
     """
 
@@ -92,6 +93,7 @@ class Simulated(NamedTuple):
     exposed: float
     rate: float
     efficiency: float
+    unhidden: float
     limit: float
 
 
@@ -103,10 +105,14 @@ def simulated(work: Work, strategy: Strategy, machine: Machine, hosts: int, devi
     """
     count = hosts * devices
     compute = work.seconds * (1 + DEVIATION * math.sqrt(2 * math.log(count)))
-    ends = 0.0 if count == 1 else _last_arrival(work, strategy, machine, {HOST: hosts, DEVICE: devices}, compute)
-    step, least = max(compute, ends), max(compute, fewest_seconds(work.gradient_bytes, machine, hosts, devices))
+    least = max(compute, fewest_seconds(work.gradient_bytes, machine, hosts, devices))
+    ends = 0.0, 0.0
+    if count > 1:
+        ends = _last_arrivals(work, strategy, machine, {HOST: hosts, DEVICE: devices}, compute)
+    step, late = (max(compute, each) for each in ends)
     rate = count * work.batch / step
-    return Simulated(count, step, step - compute, rate, rate / (count * work.rate), work.seconds / least)
+    shares = (work.seconds / each for each in (step, late, least))
+    return Simulated(count, step, step - compute, rate, *shares)
 
 
 def fewest_seconds(gradient_bytes: float, machine: Machine, hosts: int, devices: int) -> float:
@@ -126,8 +132,10 @@ def fewest_seconds(gradient_bytes: float, machine: Machine, hosts: int, devices:
     return max(busy)
 
 
-def _last_arrival(work: Work, strategy: Strategy, machine: Machine, sizes: dict[str, int], compute: float) -> float:
-    """Seconds from the step's begin to the last message's end."""
+def _last_arrivals(
+    work: Work, strategy: Strategy, machine: Machine, sizes: dict[str, int], compute: float
+) -> tuple[float, float]:
+    """Seconds from the step's begin to the last message's end; and if all messages begin after backward."""
     if not isinstance(strategy.reducer, Reducer) or strategy.reducer.message is None:
         raise InputError(
             f"strategy={strategy.label} is not simulated: it does not sum message by message; try ddp or hierarchical"
@@ -136,23 +144,24 @@ def _last_arrival(work: Work, strategy: Strategy, machine: Machine, sizes: dict[
     order = tuple(reversed(range(len(work.layers))))
     shapes = [jax.ShapeDtypeStruct((layer.elements,), work.dtype) for layer in work.layers]
     messages = messages_of(strategy.reducer, shapes, sizes, order)
-    ready = _ready(work, compute, at_end=strategy.schedule == "after")
+    ready = _ready(work, compute)
     # 2. Each message's stages, as what they take of which link.
     stages, begins = [], []
     for spec, bucket in zip(messages.specs, messages.buckets.buckets, strict=True):
         collectives = messages.reducer.plan(spec, sizes).collectives
         stages.append([stage(each, machine, sizes) for each in collectives if each.size > 1])
         begins.append(max(ready[order[piece.leaf]] for piece in bucket.pieces))
-    return overlapped(compute, begins, stages)[1]
+    late = overlapped(compute, [compute] * len(begins), stages)[1]
+    return late if strategy.schedule == "after" else overlapped(compute, begins, stages)[1], late
 
 
-def _ready(work: Work, compute: float, *, at_end: bool) -> list[float]:
+def _ready(work: Work, compute: float) -> list[float]:
     """When each layer's gradient is there, in seconds from the step's begin."""
     total = sum(layer.flops for layer in work.layers) or 1.0
     ready, done = [0.0] * len(work.layers), FORWARD * compute
     for index in reversed(range(len(work.layers))):
         done += (1 - FORWARD) * compute * work.layers[index].flops / total
-        ready[index] = compute if at_end else done
+        ready[index] = done
     return ready
 
 

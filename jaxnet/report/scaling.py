@@ -17,6 +17,7 @@ def draw_scaling(
     curves: Mapping[str, Points],
     limit: Points,
     *,
+    unhidden: Points = (),
     published: Points = (),
     best: Mapping[tuple[int, int], str] | None = None,
 ) -> "Figure":
@@ -26,6 +27,7 @@ def draw_scaling(
         title: what is simulated.
         curves: by strategy.
         limit: what no strategy exceeds that sends the gradients as they are.
+        unhidden: what the first curve would be if nothing travelled before the end of backward; between is shaded.
         published: measured by others, as dots.
         best: the best strategy for (devices, examples of a device), as a map beside the curves.
 
@@ -40,6 +42,11 @@ def draw_scaling(
         style = curve_style(index)
         curve_axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
         _mark_where_it_shows(curve_axis, points, style["color"])
+    if unhidden:
+        devices, lowest = zip(*unhidden, strict=True)
+        highest = [efficiency for _, efficiency in next(iter(curves.values()))]
+        band = {"color": COLOURS[0], "alpha": 0.15, "linewidth": 0}
+        curve_axis.fill_between(devices, lowest, highest, label="down to: nothing hidden", **band)
     if published:
         curve_axis.plot(*zip(*published, strict=True), "k*", markersize=9, label="published")
     curve_axis.set_xscale("log", base=2)

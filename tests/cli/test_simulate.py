@@ -38,6 +38,7 @@ def test_json_has_the_numbers_of_the_table(capsys):
         "exposed": 0.0,
         "rate": pytest.approx(2987),
         "efficiency": pytest.approx(1),
+        "unhidden": pytest.approx(1),
         "limit": 1,
     }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxnet.cli.simulate import KNOWN_ERROR, all_lines
 from jaxnet.comm import DEVICE, HOST, Collective, named_strategy
 from jaxnet.cost.machines import EFFICIENCY, LATENCY, MACHINES, Link, Machine, machine_named
-from jaxnet.cost.papers import PAPERS, compared, layers_of
+from jaxnet.cost.papers import PAPERS, Compared, compared, layers_of
 from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, overlapped, simulated, stage, upkeep
 from jaxnet.errors import InputError
 from jaxnet.models import ZOO
@@ -67,7 +67,9 @@ def test_backward_goes_from_the_last_layer_to_the_first():
 def test_no_step_is_shorter_than_its_parts(name, hosts, devices):
     strategy = named_strategy(name)
     step, free = (simulated(WORK, strategy, machine, hosts, devices) for machine in (SLOW, FAST))
-    assert 0 < step.efficiency <= step.limit <= 1
+    assert 0 < step.unhidden <= step.efficiency <= step.limit <= 1
+    after = dataclasses.replace(strategy, schedule="after")
+    assert step.unhidden == simulated(WORK, after, SLOW, hosts, devices).efficiency
     assert step.seconds >= free.seconds >= WORK.seconds
     if hosts > 1:  # no strategy sends less across than 2 (h-1)/h of the gradient, through one link
         assert step.seconds >= 2 * (hosts - 1) / hosts * WORK.gradient_bytes / (EFFICIENCY["tcp"] * 1e9)
@@ -257,3 +259,14 @@ def test_the_page_has_what_is_found():
     near = sum(points <= 5 for points in off)
     assert f"of {len(off)} published rows {near} are within 5 points" in KNOWN_ERROR
     assert f"half within {off[len(off) // 2]:.1f}" in KNOWN_ERROR
+    between = sum(row.between() for each in rows.values() for row in each)
+    assert f"{between} lie between" in KNOWN_ERROR
+
+
+def test_between_allows_a_margin_on_both_sides():
+    row = Compared(8, published=0.8, simulated=0.9, unhidden=0.7)
+    assert row.between(0)
+    assert row._replace(published=0.94).between()
+    assert row._replace(published=0.66).between()
+    assert not row._replace(published=0.96).between()
+    assert not row._replace(published=0.64).between()
