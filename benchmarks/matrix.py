@@ -14,14 +14,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.compiling import ROOT, environment, last_words, read_rows, version
 from benchmarks.fitting import tables
-from jaxnet.comm import STRATEGIES
+from jaxnet.comm import AUTO, STRATEGIES, named_strategy
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.errors import InputError
 
@@ -130,6 +130,10 @@ def page(rows: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]] = ())
     versions = ", ".join(f"JAX {version}" for version in sorted({row["jax"] for row in rows if "jax" in row}))
     parts = [_PAGE.format(versions=versions)]
     for name, model in MODELS.items():
+        own = [row for row in rows if row["model"] == name]
+        if own:
+            parts.append("\n".join([f"## In short: {_in_a_sentence(model.title)}", "", *_in_short(own)]) + "\n")
+    for name, model in MODELS.items():
         for cluster in CLUSTERS:
             own = [row for row in rows if (row["model"], row["cluster"]) == (name, cluster)]
             if own:
@@ -139,11 +143,45 @@ def page(rows: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]] = ())
     return "\n".join(parts)
 
 
+def _in_a_sentence(title: str) -> str:
+    return title.replace("The ", "the ", 1) if title.startswith("The ") else title
+
+
+def _in_short(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line a strategy, a column a cluster: the share that travels beside operations, and what is exposed."""
+    of = {(row["strategy"], row["cluster"]): row for row in rows}
+    clusters = [cluster for cluster in CLUSTERS if any(row["cluster"] == cluster for row in rows)]
+    whole = [row for row in rows if row.get("planned") and not row["missing"]]
+    planned = [row for row in rows if row.get("planned")]
+    yield f"{len(whole)} of {len(planned)} plans were found whole. A cell is the share of the bytes beside operations and"
+    yield "the milliseconds exposed; `>`: the step is longer than that of `xla`; **bold**: the default.\n"
+    yield f"| strategy | {' | '.join(clusters)} |"
+    yield f"| --- |{' --- |' * len(clusters)}"
+    for strategy in _in_order({row["strategy"] for row in rows}):
+        cells = [_cell(of.get((strategy, cluster)), of.get(("xla", cluster))) for cluster in clusters]
+        yield f"| {strategy} | {' | '.join(cells)} |"
+
+
+def _cell(row: dict[str, Any] | None, by_xla: dict[str, Any] | None) -> str:
+    if row is None or "error" in row:
+        return "not tried" if row is None else "fails"
+    longer = by_xla is not None and "error" not in by_xla and row["step_seconds"] > by_xla["step_seconds"]
+    lacks = f", lacks {row['missing']}" if row["missing"] else ""
+    text = f"{'> ' * longer}{row['hidden_share']:.0%}, {1e3 * row['exposed_seconds']:.2f}{lacks}"
+    default = named_strategy(AUTO, platform=Cluster.named(row["cluster"]).accelerator.platform).name
+    return f"**{text}**" if row["strategy"] == default else text
+
+
+def _in_order(strategies: Iterable[str]) -> list[str]:
+    order = list(STRATEGIES)
+    return sorted(strategies, key=lambda each: (order.index(each.split()[0]), each))
+
+
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "| strategy | planned | found | collectives beside operations | beside | exposed | step | GiB |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    order = list(STRATEGIES)
-    for row in sorted(rows, key=lambda row: (order.index(row["strategy"].split()[0]), row["strategy"])):
+    by_strategy = {row["strategy"]: row for row in rows}
+    for row in map(by_strategy.__getitem__, _in_order(by_strategy)):
         if "error" in row:
             yield f"| {row['strategy']} | {row['error']} | | | | | | |"
             continue

@@ -35,6 +35,23 @@ def test_sparse_cores_are_a_row_where_there_are_some():
     ]
 
 
+def test_in_short_marks_the_default_and_what_is_longer_than_one_sum():
+    longer = {**ROW, "missing": 0, "step_seconds": 5e-5}
+    rows = [
+        {**ROW, "strategy": "xla", "planned": 0, "missing": 0},
+        {**longer, "strategy": "hierarchical"},
+        {**longer, "strategy": "ddp", "cluster": "v5e:4x4"},
+    ]
+    lines = [line for line in matrix.page(rows).splitlines() if line.startswith("| ")]
+    assert lines[:5] == [
+        "| strategy | h100:2x8 | v5e:4x4 |",
+        "| --- | --- | --- |",
+        "| xla | 47%, 0.03 | not tried |",
+        "| ddp | not tried | **47%, 0.03** |",
+        "| hierarchical | **> 47%, 0.03** | not tried |",
+    ]
+
+
 def test_cells_that_are_there_are_not_made_again(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(matrix, "compiled", lambda cell: made.append(cell) or {**ROW, **cell._asdict()})
@@ -52,7 +69,15 @@ def test_a_page_has_a_line_for_each_cell(tmp_path):
     ]
     page = matrix.page(rows)
     assert "JAX 0.10.2." in page
-    assert [line for line in page.splitlines() if line.startswith("| ")][2:] == [
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    assert "0 of 2 plans were found whole." in page
+    assert lines[2:6] == [
+        "| xla | 47%, 0.03 |",
+        "| ddp | 47%, 0.03, lacks 1 |",
+        "| ddp with sparse_cores | 47%, 0.03, lacks 1 |",
+        "| zero | fails |",
+    ]
+    assert lines[8:] == [
         "| xla | — | — | 2 of 5 | 47% | 0.03 | 0.04 | 0.50 |",
         "| ddp | 4 | 3 | 2 of 5 | 47% | 0.03 | 0.04 | 0.50 |",
         "| ddp with sparse_cores | 4 | 3 | 2 of 5 | 47% | 0.03 | 0.04 | 0.50, does not fit |",
