@@ -153,7 +153,7 @@ def _in_short(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     clusters = [cluster for cluster in CLUSTERS if any(row["cluster"] == cluster for row in rows)]
     whole = [row for row in rows if row.get("planned") and not row["missing"]]
     planned = [row for row in rows if row.get("planned")]
-    yield f"{len(whole)} of {len(planned)} plans were found whole. A cell is the share of the bytes beside operations and"
+    yield f"{len(whole)} of {len(planned)} plans were found whole. A cell is the share of bytes beside operations and"
     yield "the milliseconds exposed; `>`: the step is longer than that of `xla`; **bold**: the default.\n"
     yield f"| strategy | {' | '.join(clusters)} |"
     yield f"| --- |{' --- |' * len(clusters)}"
