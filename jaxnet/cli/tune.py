@@ -4,10 +4,12 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.cli.bench import add_workload, asked_workload, check_workload, print_once, run_in_job, start_mesh
 from jaxnet.command_line import Commands
+from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
     from jaxnet.cost.fit import Line
@@ -17,12 +19,17 @@ _DESCRIPTION = """\
 Find the plan that is fastest for a model on these hosts. Computation and links are measured, the step of every
 candidate is predicted from them, and the most promising are timed against each other, against the default and against
 XLA's own plan. All candidates give the same gradients: strategies that sum message by message in full precision, with
-several sizes of buckets, as one program or in pieces. It prints the settings with which to train."""
+several sizes of buckets, as one program or in pieces. It prints the settings with which to train.
+
+With --profile what was measured is kept in a file, and not measured again where the model, the mesh, the processor and
+the version of JAX are the same. From it --slower says what steps would take on a slower network, and times nothing."""
 
 _EXAMPLES = """\
 examples:
   jaxnet tune --config configs/digits.py --mesh 2x4
   jaxnet launch local --processes 2 -- jaxnet tune --config configs/text_transformer.py
+  jaxnet launch local --processes 2 -- jaxnet tune --model dense --profile profile.json
+  jaxnet launch local --processes 2 -- jaxnet tune --model dense --profile profile.json --slower 4
   jaxnet lab --hosts 2 --rate 1gbit --cpus-per-host 1 -- jaxnet tune --model dense --json
 """
 
@@ -35,18 +42,56 @@ def add_tune(commands: Commands) -> None:
     run_in_job(parser, run_tune)
     add_workload(parser)
     parser.add_argument("--all", action="store_true", help="show all candidates, not only those that were timed")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="keep what is measured in a file of JSON")
+    parser.add_argument(
+        "--slower", type=_times, metavar="N", help="only predict, if a byte took N times as long between hosts"
+    )
     parser.add_overrides()
 
 
 def run_tune(args: argparse.Namespace) -> int:
     """Run `jaxnet tune`."""
-    from jaxnet.cost.tuning import tune
+    from jaxnet.checkpoints.consensus import Consensus
+    from jaxnet.cost.prediction import between_slower_hosts
+    from jaxnet.cost.profiles import as_parts, key_of, write_profile
+    from jaxnet.cost.tuning import predict, tune
 
     check_workload(args)
+    if args.slower and not args.profile:
+        raise InputError("--slower: give --profile FILE too, in which `jaxnet tune` has kept what it measured")
     workload = asked_workload(args, start_mesh(args))
-    found = tune(workload)
+    kept, key = None, ""
+    if args.profile:
+        key = key_of(workload)
+        said = Consensus().decided(lambda: _kept(args.profile, key))
+        kept = None if said is None else as_parts(said)
+    if args.slower:
+        if kept is None:
+            raise InputError(f"--profile {args.profile} has nothing of {key}; leave --slower out, and it is measured")
+        found = predict(workload, between_slower_hosts(kept, args.slower))
+    else:
+        found = tune(workload, kept)
+    if args.profile and kept is None:
+        Consensus().decided(lambda: write_profile(args.profile, key, found.parts))
     print_once(json.dumps(_as_json(found), indent=2) if args.json else "\n".join(_lines(found, everything=args.all)))
     return 0
+
+
+def _kept(path: Path, key: str) -> dict[str, Any] | None:
+    from jaxnet.cost.profiles import as_json, read_profile
+
+    parts = read_profile(path, key)
+    return None if parts is None else as_json(parts)
+
+
+def _times(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.001 <= number <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 0.001 to 1000")
+    return number
 
 
 def _as_json(found: "Tuned") -> dict[str, Any]:
@@ -85,13 +130,16 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
             off = f"{row.predicted / row.measured - 1:+.0%}"
             known = "  learned from it" if row.learned else ""
             yield f"{row.label:<26} {row.predicted * 1e3:>12.1f} {row.measured * 1e3:>12.1f} {off:>6}{known}"
-        elif everything:
+        elif everything or not found.steps:
             yield f"{row.label:<26} {row.predicted * 1e3:>12.1f}"
     timed = sum(row.measured is not None for row in found.rows)
-    yield (
-        f"{len(found.rows)} plans predicted, {timed} timed in {found.steps} steps; of those that nothing was learned "
-        f"from, predictions are off by {statistics.median(found.errors):.0%}, at most {max(found.errors):.0%}"
-    )
+    off = "none timed"
+    if timed:
+        off = (
+            f"{timed} timed in {found.steps} steps; of those that nothing was learned from, predictions are off by "
+            f"{statistics.median(found.errors):.0%}, at most {max(found.errors):.0%}"
+        )
+    yield f"{len(found.rows)} plans predicted, {off}"
     yield f"{found.best}: {found.why}"
     yield f"train with: {settings(found.best)}"
 

@@ -64,6 +64,18 @@ class Curve:
         beyond = max(0.0, bytes_ - sizes[-1])
         return float(np.interp(bytes_, sizes, medians)) + self.line.per_byte * beyond
 
+    def slower(self, times: float) -> "Curve":
+        """The same on a link that takes so many times as long for a byte; its latency stays.
+
+        >>> line = Line(latency=1.0, per_byte=0.002, low=0.002, high=0.002, worst=0.0)
+        >>> Curve({1000: 3.0}, line).slower(4).seconds(1000)
+        9.0
+        """
+        more = (times - 1) * self.line.per_byte
+        medians = {bytes_: seconds + more * bytes_ for bytes_, seconds in self.medians.items()}
+        low, high = times * self.line.low, times * self.line.high
+        return Curve(medians, self.line._replace(per_byte=times * self.line.per_byte, low=low, high=high))
+
 
 def fitted(times: Mapping[int, Sequence[float]]) -> Curve:
     """The curve through measured seconds, several for each number of bytes.

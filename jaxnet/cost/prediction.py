@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnet.comm import AXES, AxisSizes, Collective, Reducer, Strategy, messages_of
+from jaxnet.comm import AXES, HOST, AxisSizes, Collective, Reducer, Strategy, messages_of
 from jaxnet.cost.bounds import BY_XLA
 from jaxnet.cost.collectives import TRANSFERS, Transfer, make_program, measured_times
 from jaxnet.cost.fit import Curve, fitted, rising
@@ -137,6 +137,12 @@ def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float], wai
     pieces = [*forward, *backward, Timed(parts.step - parts.gradients)]
     longer = [each + wait for each in seconds]
     return steady_step(Order(tuple(range(len(pieces))), by_priority(pieces, longer)), pieces, longer, parts.share)
+
+
+def between_slower_hosts(parts: Parts, times: float) -> Parts:
+    """The same, if a byte took so many times as long between hosts as it did."""
+    curves = {way: curve.slower(times) if HOST in way[1] else curve for way, curve in parts.curves.items()}
+    return parts._replace(curves=curves)
 
 
 # ---- Learned from steps that were timed ----------------------------------------------------------------

@@ -127,8 +127,22 @@ def _labels(workload: Workload, default: str) -> Iterator[str]:
         yield f"priority:{size}"
 
 
-def tune(workload: Workload) -> Tuned:
-    """Predict all candidates and time the best. All processes call it with the same workload."""
+def predict(workload: Workload, parts: Parts) -> Tuned:
+    """Predict all candidates from what was measured, and time none; the fastest is said to be the best."""
+    default = default_of(workload)
+    predicted = {label: predicted_step(parts, plan, workload) for label, plan in candidates(workload, default).items()}
+    best, why = chosen(predicted, default, same_by_xla=not jax.tree.leaves(workload.first_state.stats))
+    rows = sorted((Row(label, each) for label, each in predicted.items()), key=lambda row: row.predicted)
+    return Tuned(best, f"predicted: {why}", default, tuple(rows), parts, 0)
+
+
+def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
+    """Predict all candidates and time the best. All processes call it with the same arguments.
+
+    Args:
+        workload: a model on a mesh.
+        kept: what was measured of it before; it is not measured again.
+    """
     default = default_of(workload)
     plans = candidates(workload, default)
     tasks: dict[str, TimedProgram] = {}
@@ -146,10 +160,14 @@ def tune(workload: Workload) -> Tuned:
         steps += len(labels) * (WARMUP_STEPS + rounds * count)
 
     # 1. Measure, and learn from a few plans.
-    parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
-    time([label for label in (BY_XLA, default, *_PROBES) if label in plans], *_FIRST)
-    learned = [label for label in median if label != BY_XLA]
-    parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
+    learned: list[str] = []
+    if kept is None:
+        parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
+        time([label for label in (BY_XLA, default, *_PROBES) if label in plans], *_FIRST)
+        learned = [label for label in median if label != BY_XLA]
+        parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
+    else:
+        parts = kept
     # 2. Predict all, and time the most promising of the others.
     predicted = {label: predicted_step(parts, plan, workload) for label, plan in plans.items()}
     time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)

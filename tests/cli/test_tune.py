@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from jaxnet.cli.main import run
+from jaxnet.cost import tuning
 from jaxnet.cost.shapes import SIZES, Sizes
 from support.programs import launch
 from support.refusals import every, refused, says
@@ -13,6 +14,8 @@ from support.refusals import every, refused, says
 WRONG = {
     "no such model": ("tune --model nope", "--model nope: there is dense, vgg, resnet50, small"),
     "a key without a config": ("tune batch_size=8", "batch_size=8: give --config FILE too"),
+    "slower than nothing": ("tune --slower 4", "--slower: give --profile FILE too"),
+    "no number of times": ("tune --profile p.json --slower fast", "'fast' must be a number from 0.001 to 1000"),
     "a model beside a config": ("tune --config c.py --model dense", "leave --model out"),
 }
 
@@ -31,6 +34,32 @@ def test_the_table_ends_with_the_settings(capsys, monkeypatch):
     assert lines[0].startswith("computation alone: forward ")
     assert any(line.startswith("xla ") for line in lines)
     assert lines[-1].startswith("train with: strategy=")
+
+
+def test_what_is_measured_is_kept_and_steps_on_a_slower_network_are_predicted(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(SIZES, "small", Sizes(leaves=((64, 64),) * 4, example=(64,), batch=8))
+    given = ["tune", "--model", "small", "--mesh", "2x4", "--json", "--profile", str(tmp_path / "profile.json")]
+
+    def found(*more):
+        with pytest.raises(SystemExit) as ended:
+            run([*given, *more])
+        assert ended.value.code == 0
+        return json.loads(capsys.readouterr().out)
+
+    says(refused(lambda: run([*given, "--slower", "4"]), capsys), "profile.json has nothing of small of ")
+    first = found()
+    monkeypatch.setattr(tuning, "measured_parts", None)
+    again = found()
+    assert (again["compute"], again["learned"]) == (first["compute"], first["learned"])
+    assert again["steps"] < first["steps"]
+    assert not any(row["learned"] for row in again["rows"])
+    monkeypatch.setattr(tuning, "interleave", None)
+    same, slower = (found("--slower", str(times)) for times in (1, 1000))
+    before, same, after = ({row["label"]: row["predicted"] for row in each["rows"]} for each in (again, same, slower))
+    assert same == pytest.approx(before)
+    assert all(after[label] >= before[label] for label in before)
+    assert after["flat"] > before["flat"]
+    assert slower["why"].startswith("predicted: ")
 
 
 @pytest.mark.slow

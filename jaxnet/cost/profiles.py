@@ -1,0 +1,130 @@
+"""What was measured of models on hosts, kept in a file, so that it need not be measured again.
+
+    {"dense, batch 16, 2 x 1 cpu devices, 2 processes, ...": {"forward": 0.05, "ready": [...], "curves": [...], ...}}
+
+The file has an entry for each model, mesh, processor and version of JAX: `key_of`. One that fits none of them is not
+used, and stays in the file.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxnet.cost.choice import described
+from jaxnet.cost.fit import Curve, Line
+from jaxnet.cost.prediction import Learned, Parts
+from jaxnet.cost.workloads import Workload
+from jaxnet.errors import InputError, error_text
+from jaxnet.files import read_object, record_of, replace
+
+
+class _Way(NamedTuple):
+    """Times of one kind of collective over some axes; medians by bytes."""
+
+    kind: str
+    axes: Sequence[str]
+    medians: dict[str, float]
+    line: Line
+
+
+class _Kept(NamedTuple):
+    """`Parts` as JSON carries it."""
+
+    forward: float
+    ready: Sequence[float]
+    gradients: float
+    step: float
+    curves: Sequence[_Way]
+    share: float
+    learned: dict[str, Learned]
+
+
+def key_of(workload: Workload) -> str:
+    """What a measurement depends on, in words: the model and its batch, the mesh, the processor, the version of JAX."""
+    shapes = repr([(leaf.shape, str(leaf.dtype)) for leaf in workload.shapes])
+    return ", ".join(
+        [
+            f"{workload.name} of {hashlib.sha256(shapes.encode()).hexdigest()[:8]}",
+            f"batch {workload.batch}",
+            described(workload.mesh),
+            f"{len(os.sched_getaffinity(0))} cores of {_processor()}",
+            f"JAX {importlib.metadata.version('jax')}",
+        ]
+    )
+
+
+def read_profile(path: Path, key: str) -> Parts | None:
+    """What a file has of `key`; None: nothing, or there is no file.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    entry = _entries(path).get(key)
+    if entry is None:
+        return None
+    try:
+        return as_parts(entry)
+    except ValueError as error:
+        raise _unusable(path, f"of {key!r} {error}") from error
+
+
+def write_profile(path: Path, key: str, parts: Parts) -> None:
+    """Keep what was measured of `key` in a file; what it has of others stays.
+
+    Raises:
+        InputError: it is no such file, or cannot be written.
+    """
+    entries = _entries(path) | {key: as_json(parts)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, json.dumps(entries, indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"--profile {path} cannot be written: {error.strerror}") from error
+
+
+def as_json(parts: Parts) -> dict[str, Any]:
+    """Parts as plain values."""
+    curves = [
+        {"kind": kind, "axes": list(axes), "medians": {str(size): each for size, each in curve.medians.items()}}
+        | {"line": curve.line._asdict()}
+        for (kind, axes), curve in parts.curves.items()
+    ]
+    learned = {kind: each._asdict() for kind, each in parts.learned.items()}
+    return parts._asdict() | {"ready": list(parts.ready), "curves": curves, "learned": learned}
+
+
+def as_parts(said: object) -> Parts:
+    """Parts from plain values; ValueError: what is missing, or of another type."""
+    kept = record_of(_Kept, said)
+    curves = {
+        (way.kind, tuple(way.axes)): Curve({int(size): each for size, each in way.medians.items()}, way.line)
+        for way in kept.curves
+    }
+    return Parts(kept.forward, tuple(kept.ready), kept.gradients, kept.step, curves, kept.share, kept.learned)
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _unusable(path, error_text(error)) from error
+
+
+def _unusable(path: Path, why: str) -> InputError:
+    return InputError(f"--profile {path} is no file of `jaxnet tune --profile`: {why}; delete it, or give another name")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
