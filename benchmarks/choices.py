@@ -22,7 +22,7 @@ from benchmarks.compiling import ROOT, read_rows
 from jaxnet.cost.shapes import SIZES
 
 MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
-LINKS = ("loopback", "1gbit", "250mbit")
+LINKS = ("loopback", "1gbit", "500mbit", "250mbit")
 STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "hierarchical:25MiB", "priority")
 _LIMIT_SECONDS = 1500
 
