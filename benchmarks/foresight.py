@@ -101,16 +101,18 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Every prediction beside its step, but for those that were learned from."""
     figure = new_figure(6, 5)
     axis = figure.subplots()
-    most = 0.0
+    all_ms: list[float] = []
     for index, row in enumerate(rows):
         points = [(each["measured"] * 1e3, each["predicted"] * 1e3) for each in row["rows"] if _held_out(each)]
-        most = max(most, *(max(point) for point in points))
         label = row["cell"] + (f", from {row['from']}" if "from" in row else "")
         style = curve_style(index)
         timed, predicted = zip(*points, strict=True)
+        all_ms += [*timed, *predicted]
         axis.scatter(timed, predicted, s=20, label=label, color=style["color"], marker=style["marker"])
-    axis.plot([1, most], [1, most], color="0.6", linewidth=1)
-    axis.fill_between([1, most], [0.88, 0.88 * most], [1.12, 1.12 * most], color="0.6", alpha=0.2, linewidth=0)
+    ends = [0.9 * min(all_ms), 1.1 * max(all_ms)]
+    low, high = ([part * end for end in ends] for part in (0.88, 1.12))
+    axis.plot(ends, ends, color="0.6", linewidth=1)
+    axis.fill_between(ends, low, high, color="0.6", alpha=0.2, linewidth=0)
     axis.set(xscale="log", yscale="log", xlabel="ms a step, timed", ylabel="ms a step, predicted; grey: 12 %")
     axis.spines[["right", "top"]].set_visible(False)
     axis.legend(frameon=False, fontsize=7)
