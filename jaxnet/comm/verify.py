@@ -67,7 +67,7 @@ class Check:
             f"{'+'.join(self.missing[0].axes)}); not planned but there: {got}"
         )
 
-    def beside(self, traced: ClosedJaxpr) -> "Check":
+    def knowing(self, traced: ClosedJaxpr) -> "Check":
         """The same, knowing what the compiler was given: of equal collectives it makes one.
 
         So two BatchNorms whose results are added have equal gradients of their biases.
@@ -110,7 +110,7 @@ def _describe(found: FoundCollective) -> str:
 
 
 def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int]) -> Check:
-    """Compare a compiled program with a plan (law L6).
+    """Compare a compiled program with a plan (law L6). Of equal collectives a compiler makes one: see `Check.knowing`.
 
     Args:
         hlo: `jax.jit(f).lower(...).compile().as_text()`.

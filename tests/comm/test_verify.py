@@ -190,7 +190,7 @@ def test_equal_sums_are_one_in_the_program_and_none_is_missing():
     jaxpr, hlo = two_sums(same=True)
     check = comm.verify(hlo, [PLANNED] * 2, MESH_SIZES)
     assert len(check.found) == len(check.missing) == 1
-    check = check.beside(jaxpr)
+    check = check.knowing(jaxpr)
     assert check.ok
     assert check.repeated == (1,)
     assert check.places == (0, None)
@@ -203,6 +203,6 @@ def test_unequal_sums_of_one_size_are_no_excuse_for_each_other():
     jaxpr, hlo = two_sums(same=False)
     assert comm.verify(hlo, [PLANNED] * 2, MESH_SIZES).ok
     check = comm.verify(hlo, [PLANNED] * 3, MESH_SIZES)
-    assert check.beside(jaxpr).missing == check.missing == (PLANNED,)
+    assert check.knowing(jaxpr).missing == check.missing == (PLANNED,)
     only_two_are_equal = comm.verify(two_sums(same=True)[1], [PLANNED] * 3, MESH_SIZES)
-    assert only_two_are_equal.beside(two_sums(same=True)[0]).missing == (PLANNED,)
+    assert only_two_are_equal.knowing(two_sums(same=True)[0]).missing == (PLANNED,)
