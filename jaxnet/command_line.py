@@ -109,8 +109,14 @@ def show_progress() -> None:
         progress.addHandler(handler)
 
 
+def say_progress(words: str) -> None:
+    """Show, as `show_progress` does, what is under way."""
+    show_progress()
+    logging.getLogger("jaxnet.progress").info(words)
+
+
 def end_progress() -> None:
-    """Clear the line, before results are printed."""
+    """Clear the line, before results are printed; an error clears it by itself."""
     logging.getLogger("jaxnet.progress").info("")
 
 

@@ -284,6 +284,7 @@ def exit_cleanly(
             with causes_shown(verbose):
                 status = main()
         except InputError as error:
+            logging.getLogger("jaxnet.progress").info("")  # clears the line of `command_line.show_progress`
             say(f"error: {printable(error, _MOST_CHARACTERS)}")
             status = BAD_INPUT_STATUS
         except KeyboardInterrupt:

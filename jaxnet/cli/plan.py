@@ -6,7 +6,15 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.command_line import Commands, Parser, emulate_devices, given_path, mesh_sizes
+from jaxnet.command_line import (
+    Commands,
+    Parser,
+    emulate_devices,
+    end_progress,
+    given_path,
+    mesh_sizes,
+    say_progress,
+)
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,9 +72,13 @@ def run_plan(args: argparse.Namespace) -> int:
     from jaxnet.config.file import load_config
     from jaxnet.figures import write_figure
 
-    plan = _prepared(load_config(args.config, *args.overrides), make_mesh(hosts)).plan.verified()
+    say_progress("preparing the run")
+    plan = _prepared(load_config(args.config, *args.overrides), make_mesh(hosts)).plan
+    say_progress(f"compiling the step for {hosts} x {devices} CPU devices")
+    plan = plan.verified()
     if args.pictures:
         write_figure(plan.draw(), args.pictures)
+    end_progress()
     print(json.dumps(plan.as_json(), indent=2) if args.json else plan)
     return 0
 
@@ -115,10 +127,17 @@ def _run_on(args: argparse.Namespace) -> int:
 
     config = load_config(args.config, *args.overrides)
     source = source_for_plan(config)
-    made = forecast(prepare(config, cluster.mesh(config.hosts), source=source), cluster)
+    say_progress("preparing the run")
+    experiment = prepare(config, cluster.mesh(config.hosts), source=source)
+    say_progress(f"compiling the step for {cluster}; for a large network that takes a minute or more")
+    made = forecast(experiment, cluster)
     if args.pictures:
         write_figure(draw(made.picture), args.pictures)
-    less = None if made.memory.fits else less_memory(config, cluster, source)
+    less = None
+    if not made.memory.fits:
+        say_progress("it does not fit: compiling it with more microbatches")
+        less = less_memory(config, cluster, source)
+    end_progress()
     if args.json:
         fits_with = None if less is None else {"microbatches": less[0], **vars(less[1])}
         print(json.dumps({**made.as_json(), "fits_with": fits_with}, indent=2))
@@ -192,7 +211,9 @@ def run_strategies(args: argparse.Namespace) -> int:
     if args.config is not None:
         if args.on is not None:
             return _strategies_on(args)
+        say_progress("preparing the run, and planning every strategy")
         rows, lines = _for_config(args)
+        end_progress()
         if args.pictures:
             _draw_sent(args, rows)
     else:
@@ -256,10 +277,15 @@ def _strategies_on(args: argparse.Namespace) -> int:
     rows = []
     if not args.json:
         print(_ON_HEAD.format(cluster=cluster))
-    for name, made in forecasts(config, cluster, STRATEGIES, source_for_plan(config)):
+    source, names = source_for_plan(config), list(STRATEGIES)
+    progress = (f"compiling the step under {name}: {number} of {len(names)}" for number, name in enumerate(names, 1))
+    say_progress(next(progress))
+    for name, made in forecasts(config, cluster, names, source):
+        end_progress()
         rows.append({"name": name, "refused": str(made)} if isinstance(made, InputError) else _on_row(name, made))
         if not args.json:
             print(_on_line(rows[-1]), flush=True)
+        say_progress(next(progress, ""))
     if args.json:
         print(json.dumps(rows, indent=2))
     return 0

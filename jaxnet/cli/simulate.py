@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jaxnet.command_line import Commands, batch_size
+from jaxnet.command_line import Commands, batch_size, end_progress, say_progress
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -246,10 +246,12 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
     if args.rate is not None:
         rate, assumed = args.rate, f"one device {args.rate:,.1f} examples/s, as given"
     else:
+        say_progress(f"compiling the step for one {machine.name}")
         try:
             rate = compiled_rate(config, machine.name, batch, source)
         except InputError as error:
             raise InputError(f"{error}; or give --rate R, as measured on one device") from error
+        end_progress()
         assumed = (
             f"one device {rate:,.1f} examples/s: its compiled step at half of the published rates, of which ResNet-50 "
             "reaches 0.41 to 0.61 on an A100; small operations, which wait for their launch, reach less"
@@ -307,7 +309,11 @@ def _show_papers(args: argparse.Namespace) -> int:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PAPERS)}"
         raise InputError(f"--paper {args.paper}: there is no such table; {hint}")
     papers = list(PAPERS.values()) if args.paper == "all" else [PAPERS[args.paper]]
-    rows = {paper.name: compared(paper) for paper in papers}
+    rows = {}
+    for number, paper in enumerate(papers, 1):
+        say_progress(f"{paper.name}: {number} of {len(papers)}")
+        rows[paper.name] = compared(paper)
+    end_progress()
     if args.pictures:
         _draw_paper(args.pictures, papers, rows)
     if args.json:

@@ -1,9 +1,12 @@
 """A line that cannot be written is dropped, and not tried again."""
 
+import logging
 import os
+import sys
 
 import pytest
 
+from jaxnet.cli.main import main
 from jaxnet.errors import say
 from support.disks import files_no_longer_than
 
@@ -33,3 +36,25 @@ def test_a_line_that_nobody_reads():
     with os.fdopen(writing, "w") as stream:  # whose end writes what it still holds
         for length in (10, 100_000, 10):
             say("x" * length, stream)
+
+
+def test_on_a_terminal_it_is_said_what_is_under_way_and_cleared_before_results_and_errors(capsys, monkeypatch):
+    logger = logging.getLogger("jaxnet.progress")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with pytest.raises(SystemExit):
+        main(["simulate", "--paper", "horovod_779"])
+    shown = capsys.readouterr()
+    assert shown.err == "\r\x1b[Khorovod_779: 1 of 1\r\x1b[K"
+    assert shown.out.startswith("Horovod, up to 128 V100")
+    with pytest.raises(SystemExit):
+        main(["plan", "--config", "configs/digits.py", "batch_size=0"])
+    assert capsys.readouterr().err.startswith("\r\x1b[Kpreparing the run\r\x1b[Kerror: batch_size=0: ")
+
+
+def test_elsewhere_nothing_of_it_is_said(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "--paper", "horovod_779"])
+    assert capsys.readouterr().err == ""
