@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxnet.comm.found import FoundCollective, collectives_in
@@ -192,13 +193,16 @@ def _repeats(jaxpr: Jaxpr) -> Counter[_Message]:
         def numbered(atom: Any) -> int:
             if not isinstance(atom, Literal):
                 return of[atom]
-            return known.setdefault(("literal", atom.aval, _as_key(atom.val)), [next(fresh)])[0]
+            value = np.asarray(atom.val)  # by its bytes: 0.0 is not -0.0
+            return known.setdefault(("literal", atom.aval, value.tobytes()), [next(fresh)])[0]
 
         for eqn in jaxpr.eqns:
             operands = [numbered(atom) for atom in eqn.invars]
             inner = _inlined(eqn)
             if inner is not None:
                 results = number(inner, operands)
+            elif eqn.primitive.name == "optimization_barrier":  # says when, and changes no value
+                results = operands
             else:
                 params = tuple((name, _as_key(value)) for name, value in sorted(eqn.params.items()))
                 key = (eqn.primitive, params, tuple(operands))

@@ -164,8 +164,11 @@ def test_what_a_plan_leaves_out_is_told_and_every_planned_one_has_its_place():
     assert (other.ok, other.places[-1]) == (False, None)
 
 
-def two_sums(same):
-    """A step that adds two branches and so has equal gradients of their biases; with `same` false, of unequal ones."""
+def two_sums(same, held=False):
+    """A step that adds two branches and so has equal gradients of their biases; with `same` false, of unequal ones.
+
+    Both are filled with zeros, as messages are, and with `held` one waits for something else.
+    """
 
     def step(a, b, x):
         a, b = (lax.pcast(each, comm.AXES, to="varying") for each in (a, b))
@@ -173,7 +176,10 @@ def two_sums(same):
         def loss(a, b):
             return (jnp.tanh(x + a + (b if same else 2 * b)) ** 2).sum()
 
-        return [lax.psum(each, comm.AXES) for each in jax.grad(loss, (0, 1))(a, b)]
+        first, second = (jnp.concatenate([each, jnp.zeros_like(each)]) for each in jax.grad(loss, (0, 1))(a, b))
+        if held:
+            first, _ = lax.optimization_barrier((first, x))
+        return [lax.psum(each, comm.AXES) for each in (first, second)]
 
     mapped = jax.shard_map(step, mesh=mesh(MESH_SIZES), in_specs=(P(), P(), P(comm.AXES)), out_specs=P())
     shapes = [jax.ShapeDtypeStruct((WIDTH,), "float32")] * 2
@@ -183,7 +189,7 @@ def two_sums(same):
     return traced.jaxpr, traced.lower().compile().as_text()
 
 
-PLANNED = comm.Collective("all-reduce", comm.AXES, 8, WIDTH, "float32")
+PLANNED = comm.Collective("all-reduce", comm.AXES, 8, 2 * WIDTH, "float32")
 
 
 def test_equal_sums_are_one_in_the_program_and_none_is_missing():
@@ -197,6 +203,13 @@ def test_equal_sums_are_one_in_the_program_and_none_is_missing():
     assert check.explain() == (
         "all 2 planned collectives are in the compiled program, 1 of them as another one, which sends the same numbers"
     )
+
+
+def test_a_message_that_waits_is_equal_all_the_same():
+    check = comm.verify("", [PLANNED] * 2, MESH_SIZES)
+    assert len(check.missing) == 2
+    assert check.knowing(two_sums(same=True, held=True)[0]).repeated == (0,)
+    assert check.knowing(two_sums(same=False, held=True)[0]).repeated == ()
 
 
 def test_unequal_sums_of_one_size_are_no_excuse_for_each_other():
