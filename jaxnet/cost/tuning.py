@@ -127,6 +127,12 @@ def _labels(workload: Workload, default: str) -> Iterator[str]:
         yield f"priority:{size}"
 
 
+def is_enough(parts: Parts, workload: Workload) -> bool:
+    """Whether all candidates can be predicted from what was measured, by a version that may have had fewer."""
+    plans = candidates(workload, default_of(workload)).values()
+    return ways_of((plan.strategy for plan in plans), workload) <= parts.curves.keys()
+
+
 def predict(workload: Workload, parts: Parts) -> Tuned:
     """Predict all candidates from what was measured, and time none; the fastest is said to be the best."""
     default = default_of(workload)
