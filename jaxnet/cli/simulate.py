@@ -309,13 +309,15 @@ def _show_papers(args: argparse.Namespace) -> int:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PAPERS)}"
         raise InputError(f"--paper {args.paper}: there is no such table; {hint}")
     papers = list(PAPERS.values()) if args.paper == "all" else [PAPERS[args.paper]]
+    if args.pictures and len(papers) != 1:
+        raise InputError("--png, --svg: give one table, --paper NAME; a picture holds one")
     rows = {}
     for number, paper in enumerate(papers, 1):
         say_progress(f"{paper.name}: {number} of {len(papers)}")
         rows[paper.name] = compared(paper)
     end_progress()
     if args.pictures:
-        _draw_paper(args.pictures, papers, rows)
+        _draw_paper(args.pictures, papers[0], rows[papers[0].name])
     if args.json:
         print(json.dumps([_as_json(paper, rows[paper.name]) for paper in papers], indent=2))
     else:
@@ -323,15 +325,12 @@ def _show_papers(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw_paper(paths: Sequence[Path], papers: "Sequence[Paper]", rows: "Mapping[str, Sequence[Compared]]") -> None:
+def _draw_paper(paths: Sequence[Path], paper: "Paper", rows: "Sequence[Compared]") -> None:
     """The published rows of a table beside what is simulated."""
     from jaxnet.cost.papers import work_of
     from jaxnet.figures import write_figure
     from jaxnet.report import draw_scaling
 
-    if len(papers) != 1:
-        raise InputError("--png, --svg: give one table, --paper NAME; a picture holds one")
-    [paper] = papers
     machine, strategy, work = work_of(paper)
     hosts, devices = machine.hosts(max(count for count, _ in paper.rows))
     found = [each for _, each in _scaled(work, strategy, machine, (hosts, devices), strong=False)]
@@ -340,7 +339,7 @@ def _draw_paper(paths: Sequence[Path], papers: "Sequence[Paper]", rows: "Mapping
     simulated = [(each.devices, each.efficiency / base.efficiency) for each in shown]
     unhidden = [(each.devices, each.unhidden / base.unhidden) for each in shown]
     limit = [(each.devices, each.limit / base.efficiency) for each in shown]
-    published = [(row.devices, row.published) for row in rows[paper.name]]
+    published = [(row.devices, row.published) for row in rows]
     title, curves = f"{paper.title}\n{paper.source}", {paper.strategy: simulated}
     write_figure(draw_scaling(title, curves, limit, unhidden=unhidden, published=published), paths)
 

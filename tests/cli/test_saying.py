@@ -38,11 +38,21 @@ def test_a_line_that_nobody_reads():
             say("x" * length, stream)
 
 
-def test_on_a_terminal_it_is_said_what_is_under_way_and_cleared_before_results_and_errors(capsys, monkeypatch):
+@pytest.fixture
+def progress():
+    """The logger that a terminal shows, as a command finds it."""
     logger = logging.getLogger("jaxnet.progress")
-    monkeypatch.setattr(logger, "handlers", [])
-    monkeypatch.setattr(logger, "propagate", True)
-    monkeypatch.setattr(logger, "level", logger.level)
+    yield logger
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+
+
+def test_on_a_terminal_it_is_said_what_is_under_way_and_cleared_before_results_and_errors(
+    capsys, monkeypatch, progress
+):
+    assert progress.handlers == []
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with pytest.raises(SystemExit):
         main(["simulate", "--paper", "horovod_779"])

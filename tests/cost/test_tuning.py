@@ -13,7 +13,7 @@ from jaxnet.cost.fit import Curve, Line, fitted, rising
 from jaxnet.cost.prediction import Learned, Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.step_bench import labelled_strategy
-from jaxnet.cost.tuning import candidates, chosen, default_of, settings, tune
+from jaxnet.cost.tuning import candidates, chosen, default_of, is_enough, settings, tune
 from jaxnet.cost.workloads import LOSSES, synthetic
 from jaxnet.errors import InputError
 from support.programs import ROOT
@@ -126,6 +126,13 @@ def test_three_steps_teach_what_a_fourth_takes(workload, label):
         predicted_step(truth, held_out, workload), rel=0.01
     )
     assert set(found.learned) == {kind}
+
+
+def test_what_an_older_version_has_measured_may_be_too_little(workload):
+    parts = parts_of(workload)
+    assert is_enough(parts, workload)
+    less = {way: curve for way, curve in parts.curves.items() if way[0] != "reduce-scatter"}
+    assert not is_enough(parts._replace(curves=less), workload)
 
 
 @pytest.mark.parametrize("label", ["zero", "powersgd"])
