@@ -107,6 +107,7 @@ def broken(leaf):
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [own])
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_in_all():
     with Ranks(one_sees_nan, 2, devices=1) as ranks:
         (said, bits), (other, _) = ranks.results()
