@@ -66,7 +66,8 @@ def test_what_may_overlap_more_is_never_above(compute, wire):
 @given(compute=computes, wire=wires)
 def test_no_bound_is_below_its_compute_or_its_wire(bound, compute, wire):
     wire = wire if bound is bound_deferred else all_reduce(wire)
-    assert bound(compute, wire) >= max(compute.gradients, wire.scatter + wire.gather)
+    least = max(compute.gradients, wire.scatter + wire.gather)
+    assert bound(compute, wire) >= least * (1 - 1e-12)  # rounding
 
 
 @bounds
