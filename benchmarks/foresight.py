@@ -56,8 +56,6 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "|" + "---|" * len(head)
     off: list[float] = []
     for row in rows:
-        if "from" in row:
-            continue
         measured = {each["label"]: each["measured"] * 1e3 for each in row["rows"] if each["measured"]}
         own = [abs(each["predicted"] / each["measured"] - 1) for each in row["rows"] if _held_out(each)]
         off += own
@@ -66,8 +64,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"| {measured['xla']:.0f} | {len(row['rows'])}, {len(measured)} | {row['steps']} "
             f"| {statistics.median(own):.0%} | {max(own):.0%} |"
         )
-    ninth, median = statistics.quantiles(off, n=10)[-1], statistics.median(off)
-    yield f"\n{len(off)} predictions: off by {median:.0%} in the median, 90 % of them by at most {ninth:.0%}."
+    yield _in_all(off)
 
 
 def carried_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -79,22 +76,22 @@ def carried_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "|" + "---|" * len(head)
     off: list[float] = []
     for row in rows:
-        if "from" not in row:
-            continue
         timed = {each["label"]: each for each in row["rows"] if each["measured"]}
-        own = [each["predicted"] / each["measured"] - 1 for each in timed.values()]
+        own = [abs(each["predicted"] / each["measured"] - 1) for each in timed.values()]
         off += own
         rank = spearmanr(*zip(*((each["predicted"], each["measured"]) for each in timed.values()), strict=True))[0]
         promised, best = (min(timed, key=lambda label: timed[label][name]) for name in ("predicted", "measured"))
         ms = {label: f"`{label}` {1e3 * timed[label]['measured']:.0f}" for label in (promised, best)}
-        sizes = [abs(each) for each in own]
         yield (
-            f"| {row['cell']}, from {row['from']} | {len(own)} | {statistics.median(sizes):.0%} | {max(sizes):.0%} "
+            f"| {row['cell']}, from {row['from']} | {len(own)} | {statistics.median(own):.0%} | {max(own):.0%} "
             f"| {rank:.2f} | {ms[promised]} | {ms[best]} |"
         )
-    sizes = [abs(each) for each in off]
-    ninth = statistics.quantiles(sizes, n=10)[-1]
-    yield f"\n{len(off)} predictions: off by {statistics.median(sizes):.0%} in the median, 90 % by at most {ninth:.0%}."
+    yield _in_all(off)
+
+
+def _in_all(off: Sequence[float]) -> str:
+    ninth, median = statistics.quantiles(off, n=10)[-1], statistics.median(off)
+    return f"\n{len(off)} predictions: off by {median:.0%} in the median, 90 % of them by at most {ninth:.0%}."
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

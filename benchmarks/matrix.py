@@ -132,7 +132,7 @@ def page(rows: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]] = ())
     for name, model in MODELS.items():
         own = [row for row in rows if row["model"] == name]
         if own:
-            parts.append("\n".join([f"## In short: {_in_a_sentence(model.title)}", "", *_in_short(own)]) + "\n")
+            parts.append("\n".join([f"## In short: {model.title.replace('The ', 'the ')}", "", *_in_short(own)]) + "\n")
     for name, model in MODELS.items():
         for cluster in CLUSTERS:
             own = [row for row in rows if (row["model"], row["cluster"]) == (name, cluster)]
@@ -141,10 +141,6 @@ def page(rows: Sequence[dict[str, Any]], fitting: Sequence[dict[str, Any]] = ())
     if fitting:
         parts.append("\n".join([_FITTING, *tables(fitting)]) + "\n")
     return "\n".join(parts)
-
-
-def _in_a_sentence(title: str) -> str:
-    return title.replace("The ", "the ", 1) if title.startswith("The ") else title
 
 
 def _in_short(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

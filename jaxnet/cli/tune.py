@@ -54,7 +54,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from jaxnet.checkpoints.consensus import Consensus
     from jaxnet.cost.prediction import between_slower_hosts
     from jaxnet.cost.profiles import as_parts, key_of, write_profile
-    from jaxnet.cost.tuning import is_enough, predict, tune
+    from jaxnet.cost.tuning import predict, tune
 
     check_workload(args)
     if args.slower and not args.profile:
@@ -64,16 +64,17 @@ def run_tune(args: argparse.Namespace) -> int:
     if args.profile:
         key = key_of(workload)
         said = Consensus().decided(lambda: _kept(args.profile, key))
-        there = None if said is None else as_parts(said)
-        kept = there if there is not None and is_enough(there, workload) else None
+        kept = None if said is None else as_parts(said)
     if args.slower:
-        if kept is None:
+        found = None if kept is None else predict(workload, between_slower_hosts(kept, args.slower))
+        if found is None:
             raise InputError(f"--profile {args.profile} has nothing of {key}; leave --slower out, and it is measured")
-        found = predict(workload, between_slower_hosts(kept, args.slower))
     else:
         found = tune(workload, kept)
     print_once(json.dumps(_as_json(found), indent=2) if args.json else "\n".join(_lines(found, everything=args.all)))
-    if args.profile and kept is None:  # only now: what was found is printed, whatever becomes of the file
+    if (
+        args.profile and not args.slower and found.parts is not kept
+    ):  # only now: what was found is printed, whatever becomes of the file
         Consensus().decided(lambda: write_profile(args.profile, key, found.parts))
     return 0
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from jaxnet.comm.as_html import html_code, html_line, html_table
 from jaxnet.comm.buckets import BucketPlan
@@ -73,6 +74,26 @@ class Collective:
             return self.bytes
         rounds = 2 if self.kind == "all-reduce" else 1
         return math.ceil(rounds * (self.size - 1) * self.bytes / self.size)
+
+
+_TRACED: dict[str, CollectiveKind] = {
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "ppermute": "collective-permute",
+}
+
+
+def traced_collective(equation: JaxprEqn) -> tuple[CollectiveKind, tuple[str, ...]] | None:
+    """Which collective an equation of a traced program is, and over which axes; None: it is none."""
+    kind = _TRACED.get(equation.primitive.name)
+    if kind is None:
+        return None
+    axes = equation.params.get("axes", equation.params.get("axis_name"))
+    return kind, axes if isinstance(axes, tuple) else (axes,)
 
 
 def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxnet.comm.found import FoundCollective, collectives_in
 from jaxnet.comm.groups import Groups, Pairs, groups_over, pairs_over
-from jaxnet.comm.reducer import Collective
+from jaxnet.comm.reducer import Collective, traced_collective
 
 _Key = tuple[str, str, Groups | Pairs]  # transport, kind, members
 _TILE = 1024  # elements; a TPU fills a message with zeros to a multiple of it
@@ -160,15 +160,6 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
 
 # ---- Equal collectives in what a compiler is given -----------------------------------------------------------------
 
-_KINDS = {
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
 _Message = tuple[str, frozenset[str], str, int]  # kind, axes, dtype, elements
 
 
@@ -221,16 +212,15 @@ def _repeats(jaxpr: Jaxpr) -> Counter[_Message]:
 
 def _inlined(eqn: JaxprEqn) -> Jaxpr | None:
     """The operations that an equation stands for, each once and on its operands; None if it is an operation."""
-    if eqn.primitive.name not in ("jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call"):
+    if eqn.primitive.name not in ("jit", "closed_call", "remat2", "custom_jvp_call"):
         return None
     inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     return inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
 
 
 def _messages(eqn: JaxprEqn) -> Iterator[_Message]:
-    if kind := _KINDS.get(eqn.primitive.name):
-        axes: Any = eqn.params.get("axes", eqn.params.get("axis_name"))
-        axes = (axes,) if isinstance(axes, str) else axes
+    if traced := traced_collective(eqn):
+        kind, axes = traced
         for sent, got in zip(eqn.invars, eqn.outvars, strict=True):
             elements = max(math.prod(each.aval.shape) for each in (sent, got))  # type: ignore[attr-defined]
             yield kind, frozenset(axes), sent.aval.dtype.name, elements  # type: ignore[attr-defined]

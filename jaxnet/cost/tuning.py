@@ -127,16 +127,18 @@ def _labels(workload: Workload, default: str) -> Iterator[str]:
         yield f"priority:{size}"
 
 
-def is_enough(parts: Parts, workload: Workload) -> bool:
-    """Whether all candidates can be predicted from what was measured, by a version that may have had fewer."""
-    plans = candidates(workload, default_of(workload)).values()
-    return ways_of((plan.strategy for plan in plans), workload) <= parts.curves.keys()
+def is_enough(parts: Parts, plans: Mapping[str, Plan], workload: Workload) -> bool:
+    """Whether all plans can be predicted from what was measured, by a version that may have had fewer."""
+    return ways_of((plan.strategy for plan in plans.values()), workload) <= parts.curves.keys()
 
 
-def predict(workload: Workload, parts: Parts) -> Tuned:
-    """Predict all candidates from what was measured, and time none; the fastest is said to be the best."""
+def predict(workload: Workload, parts: Parts) -> Tuned | None:
+    """Predict all candidates, and time none; the fastest is said to be the best. None: `parts` is not enough."""
     default = default_of(workload)
-    predicted = {label: predicted_step(parts, plan, workload) for label, plan in candidates(workload, default).items()}
+    plans = candidates(workload, default)
+    if not is_enough(parts, plans, workload):
+        return None
+    predicted = {label: predicted_step(parts, plan, workload) for label, plan in plans.items()}
     best, why = chosen(predicted, default, same_by_xla=not jax.tree.leaves(workload.first_state.stats))
     rows = sorted((Row(label, each) for label, each in predicted.items()), key=lambda row: row.predicted)
     return Tuned(best, f"predicted: {why}", default, tuple(rows), parts, 0)
@@ -147,7 +149,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
 
     Args:
         workload: a model on a mesh.
-        kept: what was measured of it before; it is not measured again.
+        kept: what was measured of it before; if that is enough, it is not measured again.
     """
     default = default_of(workload)
     plans = candidates(workload, default)
@@ -167,13 +169,13 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
 
     # 1. Measure, and learn from a few plans.
     learned: list[str] = []
-    if kept is None:
+    if kept is not None and is_enough(kept, plans, workload):
+        parts = kept
+    else:
         parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
         time([label for label in (BY_XLA, default, *_PROBES) if label in plans], *_FIRST)
         learned = [label for label in median if label != BY_XLA]
         parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
-    else:
-        parts = kept
     # 2. Predict all, and time the most promising of the others.
     predicted = {label: predicted_step(parts, plan, workload) for label, plan in plans.items()}
     time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)

@@ -17,18 +17,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import PartitionSpec as P
 
 from jaxnet.comm import AXES, DEVICE, HOST, STRATEGIES, Sharded, Strategy, as_reducer, make_mesh
+from jaxnet.comm.reducer import traced_collective
 from jaxnet.errors import InputError
 from jaxnet.figures import COLLECTIVE_COLOURS
 
-_KINDS = {
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_to_all": "all-to-all",
-    "ppermute": "permute",
-}
 _SIDE = 64  # of the gradient that is sent, a matrix: each round has a round part of it
 _BYTES = 4 * _SIDE * _SIDE
 _MOST_PANELS = 12
@@ -74,18 +66,19 @@ def moves_of(strategy: Strategy, hosts: int = 2, devices: int = 4) -> list[Move]
 
 def _moves(jaxpr: Jaxpr, sizes: dict[str, int]) -> Iterator[Move]:
     for equation in jaxpr.eqns:
-        kind = _KINDS.get(equation.primitive.name)
-        if kind is None:
+        traced = traced_collective(equation)
+        if traced is None:
             for inner in _inner(equation.params):
                 yield from _moves(inner, sizes)
             continue
-        named = equation.params.get("axes", equation.params.get("axis_name", ()))
-        axes = tuple(named) if isinstance(named, tuple) else (named,)
+        kind, axes = traced
         if math.prod(sizes[axis] for axis in axes) == 1:
             continue
         given: list[Any] = [each.aval for each in equation.invars]
         size = sum(math.prod(each.shape) * each.dtype.itemsize for each in given)
-        yield Move(kind, axes, size, tuple(_pairs(axes, equation.params.get("perm", ()), sizes)))
+        yield Move(
+            kind.removeprefix("collective-"), axes, size, tuple(_pairs(axes, equation.params.get("perm", ()), sizes))
+        )
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:

@@ -130,9 +130,10 @@ def test_three_steps_teach_what_a_fourth_takes(workload, label):
 
 def test_what_an_older_version_has_measured_may_be_too_little(workload):
     parts = parts_of(workload)
-    assert is_enough(parts, workload)
+    plans = candidates(workload, default_of(workload))
+    assert is_enough(parts, plans, workload)
     less = {way: curve for way, curve in parts.curves.items() if way[0] != "reduce-scatter"}
-    assert not is_enough(parts._replace(curves=less), workload)
+    assert not is_enough(parts._replace(curves=less), plans, workload)
 
 
 @pytest.mark.parametrize("label", ["zero", "powersgd"])
