@@ -72,9 +72,8 @@ def run_tune(args: argparse.Namespace) -> int:
     else:
         found = tune(workload, kept)
     print_once(json.dumps(_as_json(found), indent=2) if args.json else "\n".join(_lines(found, everything=args.all)))
-    if (
-        args.profile and not args.slower and found.parts is not kept
-    ):  # only now: what was found is printed, whatever becomes of the file
+    # Only now: what was found is printed, whatever becomes of the file.
+    if args.profile and not args.slower and found.parts is not kept:
         Consensus().decided(lambda: write_profile(args.profile, key, found.parts))
     return 0
 
