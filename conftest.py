@@ -21,6 +21,7 @@ if jax.__version_info__ < (0, 11):
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # else every operation traced notes the lines it came from
 
 # The first example compiles and the others do not: a deadline would time the compiler. In CI (which sets CI) examples
 # are the same in every run, so that a change is judged by what it changed; new ones are met by whoever works on it.
