@@ -243,7 +243,7 @@ def run_collectives(args: argparse.Namespace) -> int:
         print_once(json.dumps(found, indent=2))
     else:
         print_once(collectives_text(rows, peaks, mesh.shape))
-    if args.pictures and _prints():
+    if args.pictures and is_first():
         write_figure(draw_collectives(rows, peaks, mesh.shape), args.pictures)
     return int(any(row.wrong for row in rows))
 
@@ -265,7 +265,7 @@ def run_step(args: argparse.Namespace) -> int:
     strategies = {label: labelled_strategy(label, args.bucket_bytes, platform) for label in args.strategy}
     report = bench_steps(asked_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
     print_once(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
-    if args.pictures and _prints():
+    if args.pictures and is_first():
         write_figure(draw_steps(report), args.pictures)
     return 0
 
@@ -331,7 +331,8 @@ def _choose(option: str, name: str, there: Mapping[str, Choice]) -> Choice:
     return there[name]
 
 
-def _prints() -> bool:
+def is_first() -> bool:
+    """Whether this is the process that prints and draws."""
     import jax
 
     return jax.process_index() == 0
@@ -339,7 +340,7 @@ def _prints() -> bool:
 
 def print_once(text: str) -> None:
     """Print, on process 0 alone."""
-    if _prints():
+    if is_first():
         end_progress()
         print(text, flush=True)
 

@@ -3,23 +3,26 @@
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.cli.bench import add_workload, asked_workload, check_workload, print_once, run_in_job, start_mesh
+from jaxnet.cli.bench import add_workload, asked_workload, check_workload, is_first, print_once, run_in_job, start_mesh
 from jaxnet.command_line import Commands
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
     from jaxnet.cost.fit import Line
+    from jaxnet.cost.prediction import PredictedStep
     from jaxnet.cost.tuning import Tuned
+    from jaxnet.report import Timeline
 
 _DESCRIPTION = """\
 Find the plan that is fastest for a model on these hosts. Computation and links are measured, the step of every
 candidate is predicted from them, and the most promising are timed against each other, against the default and against
 XLA's own plan. All candidates give the same gradients: strategies that sum message by message in full precision, with
-several sizes of buckets, as one program or in pieces. It prints the settings with which to train.
+several sizes of buckets, as one program or in pieces. It prints the settings with which to train. With --png or --svg
+it draws the step of the plan that it found, as predicted, in the form in which `jaxnet timeline` draws a traced one.
 
 With --profile what was measured is kept in a file, and not measured again where the model, the mesh, the processor and
 the version of JAX are the same. From it --slower says what steps would take on a slower network, and times nothing."""
@@ -29,7 +32,7 @@ examples:
   jaxnet tune --config configs/digits.py --mesh 2x4
   jaxnet launch local --processes 2 -- jaxnet tune --config configs/text_transformer.py
   jaxnet launch local --processes 2 -- jaxnet tune --model dense --profile profile.json
-  jaxnet launch local --processes 2 -- jaxnet tune --model dense --profile profile.json --slower 4
+  jaxnet launch local --processes 2 -- jaxnet tune --model dense --profile profile.json --slower 4 --png step.png
   jaxnet lab --hosts 2 --rate 1gbit --cpus-per-host 1 -- jaxnet tune --model dense --json
 """
 
@@ -46,15 +49,18 @@ def add_tune(commands: Commands) -> None:
     parser.add_argument(
         "--slower", type=_times, metavar="N", help="only predict, if a byte took N times as long between hosts"
     )
+    parser.add_pictures("also draw the step of the plan, as predicted")
     parser.add_overrides()
 
 
 def run_tune(args: argparse.Namespace) -> int:
     """Run `jaxnet tune`."""
     from jaxnet.checkpoints.consensus import Consensus
-    from jaxnet.cost.prediction import between_slower_hosts
+    from jaxnet.cost.prediction import between_slower_hosts, predicted_step
     from jaxnet.cost.profiles import as_parts, key_of, write_profile
-    from jaxnet.cost.tuning import predict, tune
+    from jaxnet.cost.tuning import candidates, predict, tune
+    from jaxnet.figures import write_figure
+    from jaxnet.report import draw
 
     check_workload(args)
     if args.slower and not args.profile:
@@ -71,11 +77,40 @@ def run_tune(args: argparse.Namespace) -> int:
             raise InputError(f"--profile {args.profile} has nothing of {key}; leave --slower out, and it is measured")
     else:
         found = tune(workload, kept)
+    if args.pictures and is_first():
+        plan = candidates(workload, found.default)[found.best]
+        title = f"{found.best} on {workload.name}, predicted"
+        step = predicted_step(found.parts, plan, workload)
+        write_figure(draw(timeline_of(step, title, workload.mesh.shape)), args.pictures)
     print_once(json.dumps(_as_json(found), indent=2) if args.json else "\n".join(_lines(found, everything=args.all)))
     # Only now: what was found is printed, whatever becomes of the file.
     if args.profile and not args.slower and found.parts is not kept:
         Consensus().decided(lambda: write_profile(args.profile, key, found.parts))
     return 0
+
+
+def timeline_of(step: "PredictedStep", title: str, axis_sizes: Mapping[str, int]) -> "Timeline":
+    """A predicted step in the form of a traced one, of a device like all others."""
+    from jaxnet.report import DeviceStep, Span, TimedCollective, Timeline, intersection, total_seconds, union
+
+    compute = union(Span(*span) for span in step.computed)
+    sent = []
+    for message, collective, begin, end in step.sent:
+        span = Span(begin, end)
+        sent.append(
+            TimedCollective(
+                name=f"{collective.kind}.{message}",
+                kind=collective.kind,
+                bucket=message,
+                scope=f"bucket_{message}",
+                axes=collective.axes,
+                size=collective.size,
+                bytes=collective.bytes,
+                span=span,
+                hidden=total_seconds(intersection([span], compute)),
+            )
+        )
+    return Timeline(title, 0, (), (DeviceStep(0, 0, compute, tuple(sorted(sent, key=lambda each: each.span))),))
 
 
 def _kept(path: Path, key: str) -> dict[str, Any] | None:

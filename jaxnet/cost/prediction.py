@@ -36,7 +36,7 @@ from jaxnet.cost.simulation import overlapped
 from jaxnet.cost.steps import compute_only, partial_gradient
 from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError
-from jaxnet.parallel.priority import Order, Timed, by_priority, steady_step
+from jaxnet.parallel.priority import Order, SteadyStep, Timed, by_priority, steady_step
 
 Way = tuple[str, tuple[str, ...]]  # a kind of collective, and the axes over which it goes
 
@@ -98,8 +98,31 @@ class Plan(NamedTuple):
         return "pieces" if self.pieces else "one program"
 
 
-def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> float:
-    """Seconds of a step.
+class Sent(NamedTuple):
+    """A collective of a message, and from when to when it travels; seconds from the step's begin."""
+
+    message: int
+    collective: Collective
+    begin: float
+    end: float
+
+
+class PredictedStep(NamedTuple):
+    """A step in time.
+
+    Attributes:
+        seconds: of all.
+        computed: from when to when the processor computes.
+        sent: what travels; under `priority` first the rest of what the step before has made.
+    """
+
+    seconds: float
+    computed: tuple[tuple[float, float], ...]
+    sent: tuple[Sent, ...]
+
+
+def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedStep:
+    """When a step computes and sends, and when it ends.
 
     Raises:
         InputError: the strategy does not sum message by message, or in a way that was not measured.
@@ -118,18 +141,29 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> float:
     stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent] for sent in plans]
     begins = [max(parts.ready[order[piece.leaf]] for piece in bucket.pieces) for bucket in messages.buckets.buckets]
     if strategy.kind == "xla":  # it merges its messages, and sends when backward has ended
-        stages, begins = [[("link", seconds(plans[0][0], workload.gradient_bytes))]], [parts.gradients]
+        merged = replace(plans[0][0], elements=sum(each.elements for [each] in plans))
+        plans, begins = [(merged,)], [parts.gradients]
+        stages = [[("link", seconds(merged, workload.gradient_bytes))]]
     if strategy.schedule == "after":
         begins = [parts.gradients] * len(begins)
     # 2. Across the end of the step, or before it.
     if strategy.schedule == "priority":
-        return _steady(parts, begins, [sum(each for _, each in one) for one in stages], learned.wait) + learned.more
-    ends = max(overlapped(parts.gradients, begins, stages, parts.share, learned.wait))
-    return ends + parts.step - parts.gradients + learned.more
+        steady = _steady(parts, begins, [sum(each for _, each in one) for one in stages], learned.wait)
+        whole = [Sent(place, plans[place][-1], *span) for place, span in steady.travelled]
+        return PredictedStep(steady.seconds + learned.more, steady.computed, tuple(whole))
+    found = overlapped(parts.gradients, begins, stages, parts.share, learned.wait)
+    update = max(found.computed, found.arrived)
+    ends = update + parts.step - parts.gradients + learned.more
+    sent = [
+        Sent(place, each, *span)
+        for place, spans in enumerate(found.stages)
+        for each, span in zip(plans[place], spans, strict=True)
+    ]
+    return PredictedStep(ends, ((0.0, found.computed), (update, ends)), tuple(sent))
 
 
-def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float], wait: float) -> float:
-    """From one step to the next where messages cross its end: what is needed first is what backward gives last."""
+def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float], wait: float) -> SteadyStep:
+    """Where messages cross a step's end: what is needed first is what backward gives last."""
     moments = [parts.forward, *rising(begins)]
     backward = [Timed(end - begin, sends=(place,)) for place, (begin, end) in enumerate(pairwise(moments))]
     whole = sum(seconds) or 1.0
@@ -169,7 +203,7 @@ def _least_wrong(parts: Parts, kind: str, timed: Sequence[tuple[Plan, float]], w
     best, least = Learned(), math.inf
     for wait in map(float, _WAITS):
         tried = parts._replace(learned={kind: Learned(wait)})
-        steps = [predicted_step(tried, plan, workload) for plan, _ in timed]
+        steps = [predicted_step(tried, plan, workload).seconds for plan, _ in timed]
         more = max(0.0, float(np.median([seconds - step for step, (_, seconds) in zip(steps, timed, strict=True)])))
         wrong = sum(abs(math.log((step + more) / seconds)) for step, (_, seconds) in zip(steps, timed, strict=True))
         if wrong < least - 1e-9:

@@ -151,8 +151,8 @@ def _last_arrivals(
         collectives = messages.reducer.plan(spec, sizes).collectives
         stages.append([stage(each, machine, sizes) for each in collectives if each.size > 1])
         begins.append(max(ready[order[piece.leaf]] for piece in bucket.pieces))
-    late = overlapped(compute, [compute] * len(begins), stages)[1]
-    return late if strategy.schedule == "after" else overlapped(compute, begins, stages)[1], late
+    late = overlapped(compute, [compute] * len(begins), stages).arrived
+    return late if strategy.schedule == "after" else overlapped(compute, begins, stages).arrived, late
 
 
 def _ready(work: Work, compute: float) -> list[float]:
@@ -187,14 +187,28 @@ def _hops(hosts: int) -> int:
     return min(hosts - 1, math.ceil(math.log2(hosts)))
 
 
+class Overlap(NamedTuple):
+    """Computation beside messages; seconds from the begin of the step.
+
+    Attributes:
+        computed: when all is computed.
+        arrived: when the last message has arrived.
+        stages: of each message, from when to when it was on each of its links.
+    """
+
+    computed: float
+    arrived: float
+    stages: tuple[tuple[tuple[float, float], ...], ...]
+
+
 def overlapped(
     work: float,
     begins: Sequence[float],
     stages: Sequence[Sequence[tuple[str, float]]],
     share: float = 0.0,
     wait: float = 0.0,
-) -> tuple[float, float]:
-    """When `work` seconds of computation are done, and when the last message has arrived.
+) -> Overlap:
+    """When `work` seconds of computation are done, and when messages travel beside it.
 
     Args:
         work: seconds, if nothing travels.
@@ -206,16 +220,18 @@ def overlapped(
     Message 1 is ready after 1 second while message 0 is on the near link, and its second stage waits for the far one:
 
     >>> overlapped(2, [0, 1], [[("near", 2), ("far", 3)], [("near", 2), ("far", 3)]])
-    (2.0, 8.0)
+    Overlap(computed=2.0, arrived=8.0, stages=(((0.0, 2.0), (2.0, 5.0)), ((2.0, 4.0), (5.0, 8.0))))
     >>> overlapped(2, [1], [[("far", 2)]], share=0.5)  # the second half of the work takes twice as long
-    (3.0, 3.0)
+    Overlap(computed=3.0, arrived=3.0, stages=(((1.0, 3.0),),))
     >>> overlapped(2, [1, 2], [[("far", 2)], [("far", 2)]], wait=0.5)
-    (2.0, 5.5)
+    Overlap(computed=2.0, arrived=5.5, stages=(((1.0, 3.5),), ((3.5, 5.5),)))
     """
     coming = deque(sorted(range(len(begins)), key=begins.__getitem__))
     queues: dict[str, deque[tuple[int, int]]] = {}
     left: dict[str, float] = {}  # of the stages that are on a link
     ended: list[tuple[int, int]] = []
+    begun: dict[str, float] = {}  # when they came to it
+    spans: list[list[tuple[float, float]]] = [[] for _ in stages]
     now = done = computed = arrived = 0.0
     while True:
         # 1. Messages that are ready, and those whose stage has ended, come to their next link.
@@ -229,8 +245,9 @@ def overlapped(
             if queue and link not in left:
                 message, number = queue[0]
                 left[link] = stages[message][number][1] + (wait if done < work else 0.0)
+                begun[link] = now
         if not left and done >= work:
-            return computed, arrived
+            return Overlap(computed, arrived, tuple(map(tuple, spans)))
         # 3. To the next event: a stage ends, a message is ready, or all is computed.
         rate = 1.0 - share if left else 1.0
         ahead = (begins[coming[0]] if coming else work) - done
@@ -244,7 +261,9 @@ def overlapped(
             left[link] -= span
             if left[link] <= _INSTANT:
                 del left[link]
-                ended.append(queues[link].popleft())
+                message, number = queues[link].popleft()
+                spans[message].append((begun[link], now))
+                ended.append((message, number))
                 arrived = now
 
 

@@ -138,7 +138,7 @@ def predict(workload: Workload, parts: Parts) -> Tuned | None:
     plans = candidates(workload, default)
     if not is_enough(parts, plans, workload):
         return None
-    predicted = {label: predicted_step(parts, plan, workload) for label, plan in plans.items()}
+    predicted = {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
     best, why = chosen(predicted, default, same_by_xla=not jax.tree.leaves(workload.first_state.stats))
     rows = sorted((Row(label, each) for label, each in predicted.items()), key=lambda row: row.predicted)
     return Tuned(best, f"predicted: {why}", default, tuple(rows), parts, 0)
@@ -177,7 +177,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
         learned = [label for label in median if label != BY_XLA]
         parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
     # 2. Predict all, and time the most promising of the others.
-    predicted = {label: predicted_step(parts, plan, workload) for label, plan in plans.items()}
+    predicted = {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
     time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)
     # 3. The last rounds, and the choice.
     fastest = sorted(median, key=median.__getitem__)[:_PROMISING]

@@ -58,8 +58,22 @@ _TRIES = 5000  # half a second for ten messages
 _HEAT = 0.03  # a step that is longer by this fraction is taken at first by one in e
 
 
-def steady_step(order: Order, pieces: Sequence[Timed], seconds: Sequence[float], share: float = 0.0) -> float:
-    """Seconds from one step to the next, in a model; infinite if each waits for the other for ever.
+class SteadyStep(NamedTuple):
+    """One of many equal steps, in a model; seconds from the end of the step before.
+
+    Attributes:
+        seconds: of the step; infinite if pieces and messages wait for each other for ever.
+        computed: from when to when each piece was computed, as they follow each other.
+        travelled: messages, and from when to when each was on the link in this step, the rest of the step before too.
+    """
+
+    seconds: float
+    computed: tuple[tuple[float, float], ...] = ()
+    travelled: tuple[tuple[int, tuple[float, float]], ...] = ()
+
+
+def steady_step(order: Order, pieces: Sequence[Timed], seconds: Sequence[float], share: float = 0.0) -> SteadyStep:
+    """A step among equal ones, whose messages cross its end, in a model.
 
     A processor takes the pieces and a link the messages, each in its order, again and again. A piece waits for messages
     of the step before, a message for its piece. While both work the processor is slower, by what the link takes of it.
@@ -81,13 +95,18 @@ def steady_step(order: Order, pieces: Sequence[Timed], seconds: Sequence[float],
     made, arrived = [0] * len(seconds), [0] * len(seconds)
     now, begun, done, sent = 0.0, 0.0, 0, 0
     work, way = chain[0][0], seconds[order.messages[0]]
+    began, left = -1.0, -1.0  # the piece, and the message; -1: not yet
+    computed: list[tuple[float, float]] = []
+    travelled: list[tuple[int, tuple[float, float]]] = []
     while done < _SIMULATED_STEPS * len(chain):
         step, place = divmod(done, len(chain))
         message = order.messages[sent % len(seconds)]
         computes = all(arrived[each] >= step for each in chain[place][1])
         travels = made[message] > sent // len(seconds)
         if not (computes or travels):
-            return float("inf")
+            return SteadyStep(math.inf)
+        began = now if computes and began < 0 else began
+        left = now if travels and left < 0 else left
         rate = 1.0 - share if travels else 1.0
         span = min(work / rate if computes else float("inf"), way if travels else float("inf"))
         now += span
@@ -95,15 +114,25 @@ def steady_step(order: Order, pieces: Sequence[Timed], seconds: Sequence[float],
         way -= span if travels else 0.0
         if travels and way <= 1e-9:
             arrived[message] += 1
-            sent += 1
+            travelled.append((message, (left, now)))
+            sent, left = sent + 1, -1.0
             way = seconds[order.messages[sent % len(seconds)]]
         if computes and work <= 1e-9:
             for each in chain[place][2]:
                 made[each] += 1
-            done += 1
+            computed.append((began, now))
+            done, began = done + 1, -1.0
             begun = now if done == (_SIMULATED_STEPS - 1) * len(chain) else begun
             work = chain[done % len(chain)][0]
-    return now - begun
+    # 3. The last of these steps, and what travelled in it: of a message that is under way at its end the part so far.
+    if left >= 0:
+        travelled.append((order.messages[sent % len(seconds)], (left, now)))
+    own = [(message, max(start, begun), end) for message, (start, end) in travelled if end > begun]
+    return SteadyStep(
+        now - begun,
+        tuple((start - begun, end - begun) for start, end in computed[-len(chain) :]),
+        tuple((message, (start - begun, end - begun)) for message, start, end in own),
+    )
 
 
 def best_order(pieces: Sequence[Timed], seconds: Sequence[float], share: float = 0.0) -> Order:
@@ -120,12 +149,12 @@ def best_order(pieces: Sequence[Timed], seconds: Sequence[float], share: float =
     >>> pieces = [Timed(2, (1,)), Timed(1, (0, 1), after=(0,)), Timed(2, (), (0,), (1,)), Timed(2, (), (1,), (1,))]
     >>> best_order(pieces, seconds=[1, 2])
     Order(pieces=(0, 1, 3, 2), messages=(1, 0))
-    >>> [steady_step(Order(each, (1, 0)), pieces, [1, 2]) for each in [(0, 1, 2, 3), (0, 1, 3, 2)]]
+    >>> [steady_step(Order(each, (1, 0)), pieces, [1, 2]).seconds for each in [(0, 1, 2, 3), (0, 1, 3, 2)]]
     [9.0, 7.0]
     """
     draw = random.Random(0)
     order = best = Order(tuple(range(len(pieces))), by_priority(pieces, seconds))
-    period = shortest = steady_step(order, pieces, seconds, share)
+    period = shortest = steady_step(order, pieces, seconds, share).seconds
     movable = [place for place, piece in enumerate(pieces) if piece.sends]
     for left in range(_TRIES, 0, -1):
         if draw.random() < 0.5:
@@ -136,7 +165,7 @@ def best_order(pieces: Sequence[Timed], seconds: Sequence[float], share: float =
             tried = order._replace(pieces=_moved(order.pieces, old, new))
             if not _keeps_dependences(tried.pieces, pieces):
                 continue
-        longer = steady_step(tried, pieces, seconds, share) - period
+        longer = steady_step(tried, pieces, seconds, share).seconds - period
         if longer <= 0 or draw.random() < math.exp(-longer / (_HEAT * shortest * left / _TRIES)):
             order, period = tried, period + longer
             if period < 0.999 * shortest:

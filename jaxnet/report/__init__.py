@@ -20,7 +20,17 @@ programs), `steps` (which events are a step), `timeline`, `show`.
 from jaxnet.report.plans import draw_plan, draw_sent
 from jaxnet.report.scaling import draw_scaling
 from jaxnet.report.show import draw, timeline_json, timeline_text
-from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, timed_collective, timeline, union
+from jaxnet.report.timeline import (
+    DeviceStep,
+    Span,
+    TimedCollective,
+    Timeline,
+    intersection,
+    timed_collective,
+    timeline,
+    total_seconds,
+    union,
+)
 from jaxnet.report.trace import Event, Trace, read_traces
 
 __all__ = [
@@ -34,10 +44,12 @@ __all__ = [
     "draw_plan",
     "draw_scaling",
     "draw_sent",
+    "intersection",
     "read_traces",
     "timed_collective",
     "timeline",
     "timeline_json",
     "timeline_text",
+    "total_seconds",
     "union",
 ]

@@ -1,5 +1,7 @@
 """Lines through measured times, steps predicted from parts, and the plan that is chosen."""
 
+from itertools import pairwise
+
 import jax
 import numpy as np
 import pytest
@@ -10,7 +12,16 @@ from jaxnet.comm import AXES, make_mesh
 from jaxnet.config.file import load_config
 from jaxnet.cost import tuning
 from jaxnet.cost.fit import Curve, Line, fitted, rising
-from jaxnet.cost.prediction import Learned, Parts, Plan, calibrated, measured_parts, predicted_step, ways_of
+from jaxnet.cost.prediction import (
+    Learned,
+    Parts,
+    Plan,
+    PredictedStep,
+    calibrated,
+    measured_parts,
+    predicted_step,
+    ways_of,
+)
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.step_bench import labelled_strategy
 from jaxnet.cost.tuning import candidates, chosen, default_of, is_enough, settings, tune
@@ -86,30 +97,48 @@ def plan(label):
 def test_steps_by_hand(workload):
     """Eight gradients of 262,144 bytes, of which each takes 0.262 s; all at once 2.097."""
     parts = parts_of(workload)
-    assert predicted_step(parts, plan("flat"), workload) == pytest.approx(9.0 + 2.097152 + 0.5)
-    assert predicted_step(parts, plan("xla"), workload) == pytest.approx(9.0 + 2.097152 + 0.5)
-    assert predicted_step(parts, plan("per_leaf"), workload) == pytest.approx(9.0 + 0.262144 + 0.5)
-    assert predicted_step(parts, plan("ddp:512KiB"), workload) == pytest.approx(9.0 + 0.524288 + 0.5)
+    assert predicted_step(parts, plan("flat"), workload).seconds == pytest.approx(9.0 + 2.097152 + 0.5)
+    assert predicted_step(parts, plan("xla"), workload).seconds == pytest.approx(9.0 + 2.097152 + 0.5)
+    assert predicted_step(parts, plan("per_leaf"), workload).seconds == pytest.approx(9.0 + 0.262144 + 0.5)
+    assert predicted_step(parts, plan("ddp:512KiB"), workload).seconds == pytest.approx(9.0 + 0.524288 + 0.5)
     nothing = parts_of(workload, per_byte=0.0)
-    assert predicted_step(nothing, plan("ddp:512KiB"), workload) == pytest.approx(9.5)
+    assert predicted_step(nothing, plan("ddp:512KiB"), workload).seconds == pytest.approx(9.5)
 
 
 @pytest.mark.parametrize("label", ["per_leaf", "ddp:512KiB", "hierarchical:1MiB", "blueconnect:1MiB", "flat"])
 def test_slower_links_and_waits_never_help(workload, label):
     def seconds(**changes):
-        return predicted_step(parts_of(workload, **changes), plan(label), workload)
+        return predicted_step(parts_of(workload, **changes), plan(label), workload).seconds
 
     assert 9.5 <= seconds(per_byte=1e-7) <= seconds(per_byte=1e-6) <= seconds(per_byte=1e-5)
     assert seconds(per_byte=1e-6) <= seconds(per_byte=1e-6, share=0.3)
     told = parts_of(workload)._replace(learned={"one program": Learned(wait=0.1, more=0.2)})
-    assert predicted_step(told, plan(label), workload) >= seconds() + 0.2
+    assert predicted_step(told, plan(label), workload).seconds >= seconds() + 0.2
+
+
+@pytest.mark.parametrize("label", ["per_leaf", "ddp:512KiB", "hierarchical:1MiB", "flat", "xla", "priority:512KiB"])
+def test_a_step_in_time_has_all_that_is_computed_and_all_that_travels(workload, label):
+    """Also where messages cross its end: what they take after it they have taken of the step before."""
+    seconds, computed, sent = predicted_step(parts_of(workload), plan(label), workload)
+    assert all(0 <= begin <= end <= seconds + 1e-9 for begin, end in [*computed, *(each[2:] for each in sent)])
+    assert sum(end - begin for begin, end in computed) == pytest.approx(9.5)
+    by_link = {}
+    for each in sent:
+        by_link.setdefault(each.collective.axes, []).append(each[2:])
+    assert len(by_link) == (2 if label.startswith("hierarchical") else 1)
+    taken = {axes: sum(end - begin for begin, end in spans) for axes, spans in by_link.items()}
+    whole = 1e-6 * workload.gradient_bytes
+    assert taken == pytest.approx({axes: whole / 4 if axes == ("host",) else whole * len(by_link) for axes in by_link})
+    for spans in by_link.values():
+        assert all(end <= begin + 1e-9 for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
 def test_priority_hides_what_a_step_that_ends_with_its_sums_cannot(workload):
     """Of 9.5 s of computation and as many of messages: forward runs beside messages too."""
     parts = parts_of(workload, per_byte=4.5e-6)
-    assert predicted_step(parts, plan("priority:256KiB"), workload) < predicted_step(
-        parts, plan("ddp:256KiB"), workload
+    assert (
+        predicted_step(parts, plan("priority:256KiB"), workload).seconds
+        < predicted_step(parts, plan("ddp:256KiB"), workload).seconds
     )
 
 
@@ -119,11 +148,11 @@ def test_three_steps_teach_what_a_fourth_takes(workload, label):
     parts, kind = parts_of(workload), plan(label.format("256KiB")).kind
     truth = parts._replace(learned={kind: Learned(wait=0.05, more=0.4)})
     taught = [plan(label.format(size)) for size in ("256KiB", "1MiB", "2MiB")]
-    timed = [(each, predicted_step(truth, each, workload)) for each in taught]
+    timed = [(each, predicted_step(truth, each, workload).seconds) for each in taught]
     found = calibrated(parts, timed, workload)
     held_out = plan(label.format("512KiB"))
-    assert predicted_step(found, held_out, workload) == pytest.approx(
-        predicted_step(truth, held_out, workload), rel=0.01
+    assert predicted_step(found, held_out, workload).seconds == pytest.approx(
+        predicted_step(truth, held_out, workload).seconds, rel=0.01
     )
     assert set(found.learned) == {kind}
 
@@ -187,10 +216,13 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
         asked.append((sorted(tasks), rounds, steps))
         return {label: rounds * [times.get(label, 11.0)] for label in tasks}
 
+    def predicted(parts, each, workload):
+        return PredictedStep(times.get(each.strategy.label, 11.0), (), ())
+
     monkeypatch.setattr(tuning, "measured_parts", lambda workload, ways: parts_of(workload))
     monkeypatch.setattr(tuning, "full_step", lambda workload, strategy, pieces: None)
     monkeypatch.setattr(tuning, "interleave", interleaved)
-    monkeypatch.setattr(tuning, "predicted_step", lambda parts, each, _: times.get(each.strategy.label, 11.0))
+    monkeypatch.setattr(tuning, "predicted_step", predicted)
     monkeypatch.setattr(tuning, "calibrated", lambda parts, timed, _: parts)
     monkeypatch.setattr(
         tuning, "candidates", lambda *_: {label: plan(label) for label in ("xla", DEFAULT, "per_leaf", "ddp:512KiB")}
