@@ -12,6 +12,11 @@ from support.markdown import as_a_reader, blocks
 from support.programs import clean_environment
 
 PAGE = "docs/guide/ten_minutes.md"
+BLOCKS = sorted(
+    (block for language in ("sh", "python") for block in blocks(PAGE, language) if not block.file),
+    key=lambda block: block.line,
+)
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def run_block(block, folder):
@@ -26,18 +31,20 @@ def run_block(block, folder):
     return done.stdout
 
 
-@pytest.mark.processes
-@pytest.mark.slow
-def test_every_block_in_its_order(tmp_path):
-    as_a_reader(PAGE, tmp_path)
-    there = sorted(
-        (block for language in ("sh", "python") for block in blocks(PAGE, language)), key=lambda each: each.line
-    )
-    assert len(there) > 8
-    for block in there:
-        if not block.file:
-            printed = run_block(block, tmp_path)
-            wanted = f"...{block.output or ''}"  # what a page shows is what is printed last
-            assert doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS), f"{block}:\n{printed}"
-    assert {path.name for path in tmp_path.glob("*.html")} == {"first.html", "three.html"}
-    assert (tmp_path / "runs/long/summary.json").exists()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("reader")
+    as_a_reader(PAGE, made)
+    return made
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_after_those_before_it(block, folder):
+    printed = run_block(block, folder)
+    wanted = f"...{block.output or ''}"  # what a page shows is what is printed last
+    assert doctest.OutputChecker().check_output(wanted, printed, doctest.ELLIPSIS), f"{block}:\n{printed}"
+
+
+def test_what_the_blocks_leave(folder):
+    assert {path.name for path in folder.glob("*.html")} == {"first.html", "three.html"}
+    assert (folder / "runs/long/summary.json").exists()

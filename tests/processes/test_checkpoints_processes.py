@@ -245,8 +245,7 @@ def kill_while_saving(directory, processes, rounds, seed):
     ("processes", "rounds", "seed"),
     [
         (1, 3, 1),
-        pytest.param(2, 3, 2, marks=pytest.mark.slow),
-        pytest.param(1, 10, 3, marks=pytest.mark.slow),
+        pytest.param(1, 8, 3, marks=pytest.mark.slow),
         pytest.param(2, 6, 4, marks=pytest.mark.slow),
     ],
 )

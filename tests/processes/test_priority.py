@@ -23,7 +23,6 @@ CASES = {
 }
 MORE_CASES = {
     "batch_norm, microbatches and an average": {"model": tiny.resnet, "microbatches": 2, "average_decay": 0.9},
-    "sgd": {},
     "lars": {"optimizer": lambda: optax.lars(0.1)},
     "no guard": {"skip": False},
 }
