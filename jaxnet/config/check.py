@@ -1,43 +1,44 @@
-"""Refuses a config that cannot run, naming the key, what was got and what was wanted."""
+"""Refuses a config that cannot run on any mesh with any data, naming the key, what was got and what was wanted."""
 
 import itertools
 import types
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Literal
 
 import flax.linen as nn
-import jax
 import optax
-from jax.sharding import Mesh
 
-from jaxnet.comm import (
-    HOST,
-    STRATEGIES,
-    AllReduce,
-    Strategy,
-    chosen_options,
-    is_described,
-    mesh_size,
-    named_strategy,
-    platform_of,
-    takes_all_reduce,
-)
+from jaxnet.comm import chosen_options
 from jaxnet.config.keys import broken_limits, check_types, conforms, key_values
 from jaxnet.config.run import Config
-from jaxnet.cost.choice import Choice
+from jaxnet.config.strategy import check_ensemble, check_hybrid, strategy_of
 from jaxnet.data import Source
-from jaxnet.data.photos.views import usual_resize
 from jaxnet.errors import InputError, shown, users_code
-from jaxnet.limits import Count, broken_limit, memory_bytes, without_limits
-from jaxnet.models import Model, Variables
+from jaxnet.limits import Count, broken_limit, without_limits
+from jaxnet.models import Model
 from jaxnet.optimizer import Optimizer
-from jaxnet.parallel import Mode
-from jaxnet.parallel.pieces import crosses_steps, sums_by_message
-from jaxnet.parallel.state import check_scale, needs_scale
 from jaxnet.tasks.task import Task
 
-# ---- Refuses values that no program and no system takes: too large and too small numbers, text that ends C's
+
+def check_config(config: Config) -> None:
+    """Refuse what cannot run on any mesh, with any data."""
+    check_parts(config)
+    check_types(config)
+    check_limits(config)
+    for key, value, wanted in broken_limits(config):
+        raise InputError(f"{key}={shown(value)}: wanted {wanted}")
+    check_task(config.task)
+    if axes := getattr(config.model, "norm_axes", ()):
+        raise InputError(f"model.norm_axes={shown(axes)}: set batch_norm=local, host or global instead")
+    check_recipe(config)
+    check_validation(config)
+    strategy, mode = strategy_of(config)
+    check_compiler_options(config)
+    check_ensemble(config, strategy, mode)
+    check_hybrid(config, strategy, mode)
+
+
+# ---- Values that no program and no system takes: too large and too small numbers, text that ends C's ----
 
 
 _MOST = 10**9  # programs count in int32
@@ -78,7 +79,7 @@ def _beyond(key: str, value: float | str) -> str | None:
     return None
 
 
-# ---- Refuses a recipe whose parts do not go together, or says that it is a strange one ----------------
+# ---- The recipe: what does not go together, and what is strange ----
 
 
 def check_recipe(config: Config) -> None:
@@ -188,25 +189,7 @@ def check_validation(config: Config) -> None:
         )
 
 
-_MOST_STEPS = 2**31  # the step is an int32
-
-
-def check_config(config: Config) -> None:
-    """Refuse what cannot run on any mesh, with any data."""
-    check_parts(config)
-    check_types(config)
-    check_limits(config)
-    for key, value, wanted in broken_limits(config):
-        raise InputError(f"{key}={shown(value)}: wanted {wanted}")
-    check_task(config.task)
-    if axes := getattr(config.model, "norm_axes", ()):
-        raise InputError(f"model.norm_axes={shown(axes)}: set batch_norm=local, host or global instead")
-    check_recipe(config)
-    check_validation(config)
-    strategy, mode = strategy_of(config)
-    check_compiler_options(config)
-    check_ensemble(config, strategy, mode)
-    check_hybrid(config, strategy, mode)
+# ---- Parts that are none ----
 
 
 def check_compiler_options(config: Config) -> None:
@@ -260,339 +243,3 @@ def _called(value: Any) -> str:
 
 def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
-
-
-def strategy_of(
-    config: Config, all_reduce: AllReduce | None = None, mesh: Mesh | None = None, choice: Choice | None = None
-) -> tuple[Strategy, Mode]:
-    """The strategy and the mode of the step that a config asks for; InputError if they do not go together.
-
-    Args:
-        config: of the run.
-        all_reduce: makes the sums across hosts of a named strategy, such as `mpi_all_reduce`; None: XLA's.
-        mesh: by whose devices the buckets of a named strategy are sized; None: one that is not known yet, of CPUs.
-        choice: what 'auto' is; None: what it mostly is on such devices.
-    """
-    if choice is not None:
-        size = config.bucket_bytes or choice.bucket_bytes
-        config = replace(config, strategy=choice.strategy, bucket_bytes=size)
-    strategy = _strategy(config, all_reduce, "cpu" if mesh is None else platform_of(mesh))
-    mode: Mode = _auto_mode(config, strategy, mesh) if config.mode == "auto" else config.mode
-    asked = f"strategy={strategy.label}"
-    by_xla = strategy.kind == "xla"
-    if (mode == "jit") != by_xla:
-        raise InputError(
-            f"mode={config.mode} does not go with {asked}: mode=jit goes with strategy=xla "
-            "alone, where XLA reduces the gradients; leave mode=auto"
-        )
-    if mode == "pmap" and strategy.kind == "sharded":
-        raise InputError(
-            f"mode=pmap does not go with {asked}, which carries the state in shards; use "
-            "mode=shard_map, which does the same on any mesh"
-        )
-    if mode in ("pmap", "pieces") and strategy.kind == "local":
-        raise InputError(
-            f"mode={mode} does not go with {asked}, which gives each device parameters of its own; use mode=shard_map"
-        )
-    if mode == "pieces":
-        _check_pieces(config, strategy)
-    check_scale(config.model, config.guard.skip, strategy.label, strategy.when)
-    if by_xla and config.batch_norm == "host":
-        raise InputError("batch_norm=host does not go with strategy=xla, which normalizes by the global batch")
-    return strategy, mode
-
-
-def _auto_mode(config: Config, strategy: Strategy, mesh: Mesh | None) -> Mode:
-    """'pieces' where messages are to cross the end of a step and nothing forbids it; 'jit' if XLA reduces."""
-    if strategy.kind == "xla":
-        return "jit"
-    one_program = config.ensemble.on or config.shard_dense or config.compiler_options or config.transport == "mpi"
-    if one_program or config.batch_norm != "local" or mesh is None:
-        return "shard_map"
-    return "pieces" if crosses_steps(strategy, mesh) else "shard_map"
-
-
-def _strategy(config: Config, all_reduce: AllReduce | None, platform: str) -> Strategy:
-    """The config's strategy: the value that it holds, or the one that it names."""
-    if isinstance(config.strategy, Strategy):
-        if config.bucket_bytes is not None:
-            raise InputError(
-                f"bucket_bytes={config.bucket_bytes} sets the buckets of a strategy's name, and strategy is "
-                f"{config.strategy.expression}: give the size there, and leave bucket_bytes out"
-            )
-        if config.transport == "mpi":
-            raise InputError(
-                f"transport=mpi takes a strategy by its name, and strategy is {config.strategy.expression}; name one, "
-                "such as hierarchical"
-            )
-        return config.strategy
-    try:
-        strategy = named_strategy(config.strategy, config.bucket_bytes, all_reduce, platform)
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    if config.transport == "mpi":
-        _check_mpi(config, config.strategy)
-    return strategy
-
-
-def _check_pieces(config: Config, strategy: Strategy) -> None:
-    """What computes in mode 'pieces' is a program of one device: refuse what sums elsewhere than in messages."""
-    if not sums_by_message(strategy):
-        raise InputError(
-            f"mode=pieces does not go with strategy={strategy.label}, which does not sum message by message; "
-            "use mode=shard_map"
-        )
-    if config.batch_norm != "local":
-        raise InputError(
-            f"batch_norm={config.batch_norm} does not go with mode=pieces, where a device knows its own batch alone; "
-            "set batch_norm=local or mode=shard_map"
-        )
-
-
-def _check_mpi(config: Config, name: str) -> None:
-    """With MPI the mesh has the devices of one rank alone: refuse what sums over the mesh by itself."""
-    if not takes_all_reduce(name):
-        able = ", ".join(filter(takes_all_reduce, STRATEGIES))
-        raise InputError(
-            f"strategy={name} does not go with transport=mpi, which carries an all-reduce across hosts and "
-            f"nothing else; these strategies have one: {able}"
-        )
-    if config.mode not in ("auto", "shard_map"):
-        raise InputError(
-            f"mode={config.mode} does not go with transport=mpi, which takes mode=shard_map; leave mode=auto"
-        )
-    if config.batch_norm == "global":
-        raise InputError(
-            "batch_norm=global does not go with transport=mpi: the statistics would be those of one rank; set "
-            "batch_norm=host, which is the batch of a rank, or local"
-        )
-    if config.hosts not in (None, 1):
-        raise InputError(
-            f"hosts={config.hosts} does not go with transport=mpi, where each rank is a host; leave it out"
-        )
-
-
-def check_fit(config: Config, mesh: Mesh, source: Source, ranks: int = 1) -> None:
-    """Refuse what cannot run on this mesh, or on as many as there are ranks of MPI, with this data."""
-    devices = mesh_size(mesh) * ranks
-    parts = "" if config.microbatches == 1 else f" and {config.microbatches} microbatches"
-    group = config.task.group
-    mixed = "" if group == 1 else f", each with groups of {group} examples"
-    share = devices * config.microbatches * group
-    _check_multiple("batch_size", config.batch_size, share, f"{devices} devices{parts}{mixed}")
-    if config.mode == "pmap" and (mesh.shape[HOST] > 1 or jax.process_count() > 1):
-        raise InputError(
-            f"mode=pmap runs in one process, on a mesh of one host, but hosts={mesh.shape[HOST]}; "
-            "use mode=shard_map, which does the same on any mesh"
-        )
-    if config.mode == "pieces" and len(mesh.local_devices) != 1:
-        raise InputError(
-            f"mode=pieces takes one device a process, and this one has {len(mesh.local_devices)}; start a process for "
-            "each device, or use mode=shard_map"
-        )
-    steps = config.epochs * source.num_examples / config.batch_size
-    if steps >= _MOST_STEPS:
-        raise InputError(f"epochs={config.epochs}: makes {steps:.3g} steps; wanted below {_MOST_STEPS}")
-    if not isinstance(config.optimizer, Optimizer):
-        return
-    warmup = config.optimizer.warmup_epochs * source.num_examples / config.batch_size
-    if warmup >= _MOST_STEPS / 2:
-        raise InputError(
-            f"optimizer.warmup_epochs={config.optimizer.warmup_epochs}: makes {warmup:.3g} steps; "
-            f"wanted below {_MOST_STEPS // 2}"
-        )
-
-
-def _check_multiple(key: str, value: int, share: int, whom: str) -> None:
-    if value % share:
-        nearest = max(1, round(value / share)) * share
-        raise InputError(f"{key}={value}: wanted a multiple of {share}, for {whom}; nearest: {nearest}")
-
-
-def check_parameters(mesh: Mesh, parameters: Any, held: float) -> None:
-    """Refuse parameters of these shapes, of which a process holds so many bytes with all that is kept of each."""
-    memory = memory_of(mesh)
-    if memory is not None and held > memory:
-        count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
-        raise InputError(
-            f"model: {count:,} parameters with all that is kept of each take {_gigabytes(held)} on the devices of this "
-            f"process, which have {_gigabytes(memory)}; make it smaller"
-        )
-
-
-def check_batch(config: Config, mesh: Mesh, inputs: Any) -> None:
-    """Refuse a share of a batch that all memory of this process's devices cannot hold.
-
-    `inputs` are the shapes of what the model is called with for one example. Nothing is refused that might fit: a step
-    takes several times as much.
-    """
-    memory, examples = memory_of(mesh), config.batch_size / config.microbatches / jax.process_count()
-    taken = examples * bytes_of(inputs)
-    if memory is not None and taken > memory:
-        shapes = ", ".join("x".join(map(str, leaf.shape[1:])) for leaf in jax.tree.leaves(inputs))
-        raise InputError(
-            f"batch_size={config.batch_size}: {examples:,.0f} examples of {shapes} take {_gigabytes(taken)} on the "
-            f"devices of this process, which have {_gigabytes(memory)}; give fewer or smaller ones, or more "
-            "microbatches"
-        )
-
-
-def bytes_of(shapes: Any) -> int:
-    """Bytes of arrays of these shapes."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-
-
-def check_step_memory(mesh: Mesh, needed: int) -> None:
-    """Refuse a compiled step that needs so many bytes on each device, if they do not have them."""
-    memory, held = memory_of(mesh), len(mesh.local_devices) * needed
-    if memory is not None and held > memory:
-        raise InputError(
-            f"batch_size: a step needs {_gigabytes(held)} on the devices of this process, which have "
-            f"{_gigabytes(memory)}; give fewer or smaller examples, more microbatches, or a smaller model"
-        )
-
-
-def memory_of(mesh: Mesh) -> int | None:
-    """Bytes of memory of this process's devices, which on the CPU are the machine's; None: nobody says."""
-    devices = list(mesh.local_devices)
-    if not devices or devices[0].platform == "cpu":
-        return memory_bytes()
-    if is_described(mesh):
-        return None
-    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
-    return None if None in limits else sum(limit for limit in limits if limit is not None)
-
-
-def _gigabytes(number: float) -> str:
-    return f"{number / 1e9:,.0f} GB"
-
-
-def check_model(
-    config: Config,
-    model: Model,
-    variables: Variables,
-    source: Source,
-    inputs: Any,
-    examples: int = 1,
-) -> None:
-    """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for.
-
-    `inputs` are the shapes of what it is called with for so many examples. With two, a model that mixes them up shows.
-    """
-    outputs = _outputs(model, variables, inputs)
-    if hasattr(outputs, "shape") and outputs.shape[:1] != (examples,):
-        raise InputError(
-            f"the model gives {list(outputs.shape)} for {examples} examples: wanted an output for each, such as "
-            f"logits, [{examples}, classes]"
-        )
-    one = jax.tree.map(
-        lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])) if leaf.shape[:1] == (examples,) else leaf, outputs
-    )
-    config.task.check_model(config.model, one, source)
-
-
-def check_norm(config: Config, mode: Mode, stats: Any) -> None:
-    """Refuse a BatchNorm that is to normalize over several devices and cannot be told so.
-
-    `stats` are its running averages; there are none without it.
-    """
-    shared = config.batch_norm != "local" and mode != "jit"
-    if shared and jax.tree.leaves(stats) and not hasattr(config.model, "norm_axes"):
-        raise InputError(
-            f"batch_norm={config.batch_norm}: the model has no field norm_axes that would tell its BatchNorm; give "
-            "it one, as jaxnet.models.CNN has, or set batch_norm=local"
-        )
-
-
-def check_tests(config: Config, model: Model, variables: Variables, trained: Any, tested: Any) -> None:
-    """Refuse test examples that a model with variables of these shapes, those of training examples, cannot take.
-
-    `trained` and `tested` are the shapes of what it is called with for one example of each.
-    """
-    if tested == trained:
-        return
-    try:
-        _outputs(model, variables, tested)
-    except Exception as error:  # whatever the model has against them
-        keys, cure = "", "give them one shape, as task.pixels.size=N does for images"
-        if getattr(config.data, "test_size", None) is not None:
-            size = config.data.size
-            keys = f"data.size={size} and data.test_size={config.data.test_size}: "
-            cure = f"set data.test_size={size} and data.test_resize={usual_resize(size)}"
-        shapes = [", ".join("x".join(map(str, x.shape[1:])) for x in jax.tree.leaves(of)) for of in (trained, tested)]
-        raise InputError(
-            f"{keys}the network learns from examples of {shapes[0]} and does not take test examples of {shapes[1]}; "
-            f"{cure}, or take a network that averages over all places before its dense layers, such as ResNet"
-        ) from error
-
-
-def _outputs(model: Model, variables: Variables, inputs: Any) -> Any:
-    """The shapes of what an evaluation gives for one example; nothing is computed."""
-    evaluate = lambda params, stats, x: model.apply(params, stats, x, train=False, keys=None)[0]  # noqa: E731
-    return jax.eval_shape(evaluate, *variables, inputs)
-
-
-# ---- Refuses an ensemble that could not be trained as its members would be by themselves --------------
-
-
-_WAYS = ("shard_map", "jit")
-
-
-def check_ensemble(config: Config, strategy: Strategy, mode: str) -> None:
-    """Refuse what does not go with several members, or with so many."""
-    ensemble = config.ensemble
-    for key in ("learning_rates", "weight_decays"):
-        values: tuple[float, ...] = getattr(ensemble, key)
-        if values and (len(values) != ensemble.members or min(values) < 0):
-            raise InputError(
-                f"ensemble.{key}={values}: wanted one a member, of which there are {ensemble.members} "
-                "(ensemble.members), each at least 0; or leave it empty"
-            )
-    if not ensemble.on:
-        return
-    if not isinstance(config.optimizer, Optimizer):
-        raise InputError(
-            f"ensemble.members={ensemble.members} does not go with an Optax transformation of your own; give an "
-            "Optimizer(...), or train the members one by one"
-        )
-    got = _not_of_members(config, strategy, mode)
-    if got is not None:
-        raise InputError(
-            f"{got} does not go with ensemble.members={ensemble.members}: an ensemble takes mode=shard_map or jit, "
-            "transport=xla, float32 or bfloat16, and a strategy that sums gradients in every step other than powersgd"
-        )
-    if config.seed + ensemble.members > 2**32:
-        raise InputError(
-            f"seed={config.seed}: {ensemble.members} members have this and the next ones; wanted at most "
-            f"{2**32 - ensemble.members}"
-        )
-
-
-def _not_of_members(config: Config, strategy: Strategy, mode: str) -> str | None:
-    """What stands against several members, as a person has written it."""
-    if mode not in _WAYS:
-        return f"mode={mode}"
-    if config.transport != "xla":
-        return f"transport={config.transport}"
-    # A matrix of PowerSGD would be all members' kernels, one below the other, with one low rank for all.
-    if strategy.kind == "local" or strategy.name.partition(":")[0] == "powersgd":
-        return f"strategy={strategy.label}"
-    if needs_scale(config.model):  # one scale for all would tie the members to each other
-        return "model.dtype=float16"
-    return None
-
-
-def check_hybrid(config: Config, strategy: Strategy, mode: str) -> None:
-    """Refuse what does not hold one whole state, or one program with its collectives, for cut layers to be part of."""
-    if not config.shard_dense:
-        return
-    if mode != "shard_map" or strategy.kind != "replicated" or not strategy.exact:
-        able = "a strategy that sums gradients exactly in every step, such as hierarchical, and mode=shard_map"
-        raise InputError(
-            f"shard_dense={','.join(config.shard_dense)} does not go with strategy={strategy.label}, mode={mode}; "
-            f"use {able}"
-        )
-    if config.transport == "mpi":
-        raise InputError("shard_dense does not go with transport=mpi; leave transport=xla")
-    if config.ensemble.on:
-        raise InputError("shard_dense does not go with ensemble.members; train the members one by one")

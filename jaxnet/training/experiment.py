@@ -24,7 +24,7 @@ from jaxnet.comm import (
     verify,
 )
 from jaxnet.comm.as_html import html_line
-from jaxnet.config.check import check_tests
+from jaxnet.config.fit import check_tests
 from jaxnet.config.run import Config
 from jaxnet.cost.choice import Choice
 from jaxnet.data import Source, check_rows, eval_batches, example_shapes, open_split, placed

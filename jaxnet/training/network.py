@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 
 from jaxnet.comm import AXES, DEVICE, backward_order
-from jaxnet.config.check import check_model
+from jaxnet.config.fit import check_model
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.ensembles import ensemble_loss

@@ -32,16 +32,10 @@ from jaxnet.comm import (
     platform_of,
     split_by_example,
 )
-from jaxnet.config.check import (
-    bytes_of,
-    check_batch,
-    check_config,
-    check_fit,
-    check_norm,
-    check_parameters,
-    strategy_of,
-)
+from jaxnet.config.check import check_config
+from jaxnet.config.fit import bytes_of, check_batch, check_fit, check_norm, check_parameters
 from jaxnet.config.run import Config
+from jaxnet.config.strategy import strategy_of
 from jaxnet.cost.choice import Choice, choose, kept_for, measures
 from jaxnet.cost.workloads import Workload
 from jaxnet.data import Source, check_source, example_shapes, has_classes, hold_out, open_split

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnet.comm import Check, HasText
-from jaxnet.config.check import check_step_memory
+from jaxnet.config.fit import check_step_memory
 from jaxnet.config.run import Profile
 from jaxnet.files import replace
 from jaxnet.parallel.state import TrainState

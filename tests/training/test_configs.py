@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.config.check import check_fit, check_model
 from jaxnet.config.file import load_config
+from jaxnet.config.fit import check_fit, check_model
 from jaxnet.data import example_shapes
 from jaxnet.models import Heads, abstract_variables
 from jaxnet.optimizer import learning_rate

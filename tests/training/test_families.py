@@ -6,7 +6,8 @@ import json
 import pytest
 
 from benchmarks import families as benchmark
-from jaxnet.config.check import check_config, check_model
+from jaxnet.config.check import check_config
+from jaxnet.config.fit import check_model
 from jaxnet.data import Synthetic, example_shapes
 from jaxnet.models import ZOO, abstract_variables
 from jaxnet.training.network import as_model, model_inputs

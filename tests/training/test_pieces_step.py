@@ -10,7 +10,8 @@ import pytest
 
 from configs.digits import get_config
 from jaxnet import comm
-from jaxnet.config.check import check_config, check_fit
+from jaxnet.config.check import check_config
+from jaxnet.config.fit import check_fit
 from jaxnet.errors import InputError
 from jaxnet.parallel.pieces import crosses_steps
 from jaxnet.training.prepare import prepare
