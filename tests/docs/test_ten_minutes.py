@@ -23,7 +23,9 @@ def run_block(block, folder):
     """What a block of commands prints, or a program on eight devices."""
     command = ["bash", "-ec", block.text] if block.language == "sh" else [sys.executable, "-c", block.text]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = clean_environment(PATH=path, **{"JAX_NUM_CPU_DEVICES": "8"} if block.language == "python" else {})
+    environment = clean_environment(
+        PATH=path, XLA_FLAGS="", **{"JAX_NUM_CPU_DEVICES": "8"} if block.language == "python" else {}
+    )
     done = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -245,8 +245,8 @@ def kill_while_saving(directory, processes, rounds, seed):
     ("processes", "rounds", "seed"),
     [
         (1, 3, 1),
-        pytest.param(1, 8, 3, marks=pytest.mark.slow),
-        pytest.param(2, 6, 4, marks=pytest.mark.slow),
+        pytest.param(1, 6, 3, marks=pytest.mark.slow),
+        pytest.param(2, 5, 4, marks=pytest.mark.slow),
     ],
 )
 def test_a_kill_at_any_time_leaves_the_last_promised_step(tmp_path, processes, rounds, seed):

@@ -45,9 +45,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
     [
         pytest.param([(0, TERM)], ["SIGTERM", "SIGTERM"], id="term-0", marks=pytest.mark.slow),
         pytest.param([(1, TERM)], ["SIGTERM", "SIGTERM"], id="term-1"),
-        pytest.param([(0, INT)], ["SIGINT", "SIGTERM"], id="int-0", marks=pytest.mark.slow),
         pytest.param([(1, INT)], ["SIGTERM", "SIGINT"], id="int-1", marks=pytest.mark.slow),
-        pytest.param([(0, TERM), (1, TERM)], ["SIGTERM", "SIGTERM"], id="term-both", marks=pytest.mark.slow),
         pytest.param([(0, INT), (1, INT)], ["SIGINT", "SIGINT"], id="int-both"),
         pytest.param(
             [(0, INT), (1, INT), (0, TERM), (1, TERM)], ["SIGINT", "SIGINT"], id="both-both", marks=pytest.mark.slow

@@ -46,8 +46,6 @@ MORE_WAYS = {
     "pmap": (EIGHT, "mode=pmap"),
     "4 processes": (FOUR,),
     "8 devices": (EIGHT,),
-    "ddp": (EIGHT, "strategy=ddp"),
-    "per_leaf": (EIGHT, "strategy=per_leaf"),
     "xla": (EIGHT, "strategy=xla"),
 }
 EVERY_WAY = pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def clean_environment(**extra):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLUSTER)}
     quick = os.environ["XLA_FLAGS"]  # of conftest.py: half of a short run would be LLVM's
     here = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick, "PYTHONWARNINGS": "error"}
-    return kept | here | extra
+    return kept | here | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | extra
 
 
 def write_program(folder, text, name="program.py"):
