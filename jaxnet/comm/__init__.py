@@ -6,7 +6,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     sum one message         all_reduce, ring, halving_doubling, rooted (trees), mpi_all_reduce
     with fewer bits         cast; compressed and compressed_scattered, with codecs.int8(), codecs.top_k(0.01), ...
     a sum inside another    scattered(axis, inner), ring(axis, inner), ...; factored (levels in an axis); bracket
-    a pytree as messages    bucketed, grouped, powersgd; in_order, backward_order
+    a pytree as messages    bucketed, grouped, by_bucket, powersgd; in_order, backward_order
     when messages travel    during, after; sharded for sums in shards, which the next step gathers (ZeRO-1)
     whole strategies        STRATEGIES, installed_strategies, named_strategy, Strategy, Averaging
     what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
@@ -18,7 +18,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
 """
 
 from jaxnet.comm import codecs
-from jaxnet.comm.bucketed import after, bucketed, during, grouped, in_order
+from jaxnet.comm.bucketed import after, bucketed, by_bucket, during, grouped, in_order
 from jaxnet.comm.buckets import Bucket, BucketPlan
 from jaxnet.comm.by_name import (
     AUTO,
@@ -138,6 +138,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "rooted_halves",
     # Pytrees as messages
     "bucketed",
+    "by_bucket",
     "grouped",
     "Grouping",
     "merged_up_to",

@@ -1,9 +1,12 @@
 """Tree reducers: a pytree of gradients as a few messages, in an order and at a time of our choice.
 
-`bucketed` and `grouped` lift a bucket reducer, which sums one array of one dim, to a pytree. `in_order` decides which
-leaves share a message; `during` and `after` decide when messages travel.
+`bucketed` and `grouped` lift a bucket reducer, which sums one array of one dim, to a pytree; `by_bucket` gives whole
+leaves to a tree reducer, a bucket at a time. `in_order` decides which leaves share a message; `during` and `after`
+decide when messages travel.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -134,7 +137,80 @@ def _message_by_message(
         # 4. Back to leaves.
         return jax.tree.unflatten(tree, unpack(buckets, sums)), tuple(states)
 
-    return Reducer(init_fn, reduce_fn, plan_fn, inner)
+    return Reducer(init_fn, reduce_fn, plan_fn, lambda shapes: inner)
+
+
+@expressed
+def by_bucket(inner: Reducer, bucket_bytes: int | None) -> Reducer:
+    """Give a pytree to a tree reducer in buckets of whole leaves, each with a state of its own.
+
+    Law: the sums are those of `inner` on the leaves of each bucket alone. For what needs the shapes of leaves, such as
+    `powersgd`: its factors then travel as soon as backward has produced the bucket's leaves.
+
+    Args:
+        inner: a tree reducer.
+        bucket_bytes: a bucket closes once it has reached this size; None: a bucket a dtype.
+
+    >>> from jaxnet.comm import all_reduce, powersgd
+    >>> reducer = by_bucket(powersgd(1, bucketed(all_reduce("host"), None), factors=all_reduce("host")), 4096)
+    >>> kernels = [jax.ShapeDtypeStruct((32, 32), "float32")] * 2
+    >>> [collective.elements for collective in reducer.plan(kernels, {"host": 2}).collectives]
+    [32, 32, 32, 32]
+    """
+
+    def layout(leaves: Sequence[Leaf]) -> BucketPlan:
+        return plan_buckets(leaves, bucket_bytes, split=False)
+
+    def parts(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
+        return [[leaves[piece.leaf] for piece in bucket.pieces] for bucket in layout(leaves).buckets]
+
+    def init_fn(shapes: PyTree, axis_sizes: AxisSizes) -> PyTree:
+        return tuple(inner.init(part, axis_sizes) for part in parts(jax.tree.leaves(shapes)))
+
+    def plan_fn(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
+        leaves = jax.tree.leaves(shapes)
+        plans = [inner.plan(part, axis_sizes) for part in parts(leaves)]
+        return Plan(tuple(each for plan in plans for each in plan.collectives), buckets=layout(leaves))
+
+    def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        leaves, tree = jax.tree.flatten(grads)
+        buckets, given = layout(leaves), parts(leaves)
+        # 1. Check each leaf by its name, which `inner` does not know.
+        collectives = plan_fn(grads, BOUND_AXES).collectives
+        _guard(grads, tuple(dict.fromkeys(axis for collective in collectives for axis in collective.axes)))
+        _require_state(state, buckets)
+        # 2. Sum bucket by bucket. A leaf of no elements is in none.
+        sums = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+        states = []
+        for index, (bucket, part) in enumerate(zip(buckets.buckets, given, strict=True)):
+            with jax.named_scope(f"bucket_{index}"):
+                totals, after = inner.reduce(part, state[index])
+            states.append(after)
+            for piece, total in zip(bucket.pieces, totals, strict=True):
+                sums[piece.leaf] = total
+        return jax.tree.unflatten(tree, sums), tuple(states)
+
+    return Reducer(init_fn, reduce_fn, plan_fn, functools.cache(functools.partial(_side_by_side, inner)))
+
+
+def _side_by_side(inner: Reducer, shapes: tuple[tuple[int, ...], ...]) -> Reducer:
+    """The bucket reducer of a message in which leaves of these shapes lie side by side."""
+    ends = list(itertools.accumulate(map(math.prod, shapes)))
+
+    def specs(message: Leaf) -> list[Leaf]:
+        return [jax.ShapeDtypeStruct(shape, message.dtype) for shape in shapes]
+
+    def reduce_fn(message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
+        flat = jnp.split(message, ends[:-1])
+        totals, state = inner.reduce([each.reshape(shape) for each, shape in zip(flat, shapes, strict=True)], state)
+        return jnp.concatenate([total.reshape(-1) for total in totals]), state
+
+    return Reducer(
+        lambda message, axis_sizes: inner.init(specs(message), axis_sizes),
+        reduce_fn,
+        lambda message, axis_sizes: Plan(inner.plan(specs(message), axis_sizes).collectives),
+        expression=f"{inner!r} of {len(shapes)} leaves",
+    )
 
 
 def _collectives(inner: Reducer, buckets: BucketPlan, axis_sizes: AxisSizes) -> tuple[Collective, ...]:

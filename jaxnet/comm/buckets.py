@@ -75,6 +75,10 @@ class BucketPlan:
     dtypes: tuple[str, ...]
     buckets: tuple[Bucket, ...]
 
+    def shapes_in(self, bucket: Bucket) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the leaves of which a bucket holds something."""
+        return tuple(self.shapes[piece.leaf] for piece in bucket.pieces)
+
 
 def plan_buckets(
     leaves: Sequence[Leaf],

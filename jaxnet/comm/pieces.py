@@ -27,7 +27,7 @@ from jaxnet.comm.cut import PieceProgram, cut, programs_in_order
 from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, platform_of, replicated, split_by_example
 from jaxnet.comm.order import in_place, reordered
 from jaxnet.comm.platforms import compiler_options
-from jaxnet.comm.reducer import AxisSizes, PyTree, Reducer
+from jaxnet.comm.reducer import AxisSizes, Collective, PyTree, Reducer
 
 # ---- Messages ----
 
@@ -37,13 +37,13 @@ class Messages:
     """How a tree becomes messages, and sums of messages a tree, for programs that send each message by itself.
 
     Attributes:
-        reducer: sums one message.
+        reducers: of each message, the bucket reducer that sums it.
         buckets: how leaves, in `order`, map to messages.
         order: of the leaves.
         tree: the structure of the values.
     """
 
-    reducer: Reducer
+    reducers: tuple[Reducer, ...]
     buckets: BucketPlan
     order: tuple[int, ...]
     tree: jax.tree_util.PyTreeDef
@@ -52,6 +52,11 @@ class Messages:
     def specs(self) -> list[jax.ShapeDtypeStruct]:
         """Shape and dtype of each message."""
         return [bucket.spec for bucket in self.buckets.buckets]
+
+    def collectives(self, axis_sizes: AxisSizes) -> list[tuple[Collective, ...]]:
+        """What travels of each message."""
+        pairs = zip(self.reducers, self.specs, strict=True)
+        return [reducer.plan(spec, axis_sizes).collectives for reducer, spec in pairs]
 
     def pack(self, values: PyTree) -> list[jax.Array]:
         """The messages: arrays of one dim."""
@@ -81,7 +86,8 @@ def messages_of(
     buckets = reducer.plan(reordered(leaves, order), axis_sizes).buckets
     if reducer.message is None or buckets is None:
         raise ValueError("the reducer does not sum its messages one by one, as `bucketed` and `grouped` do")
-    return Messages(reducer.message, buckets, order, tree)
+    reducers = tuple(reducer.message(buckets.shapes_in(bucket)) for bucket in buckets.buckets)
+    return Messages(reducers, buckets, order, tree)
 
 
 # ---- Programs, launched ----

@@ -176,7 +176,7 @@ class Plan:
     Attributes:
         collectives: every collective of one reduction, in the order in which they are issued.
         multiple: messages must have a multiple of this many elements.
-        buckets: how leaves map to messages; None for a bucket reducer and for PowerSGD, which cut no leaves.
+        buckets: how leaves map to messages; None for a bucket reducer, and where messages depend on each other.
     """
 
     collectives: tuple[Collective, ...]
@@ -228,16 +228,16 @@ class Reducer(NamedTuple):
         init: makes the state before the first step; see `InitFn`.
         reduce: sums; see `ReduceFn`.
         plan: says what travels; see `PlanFn`.
-        message: of a tree reducer that sums each message by itself, the bucket reducer that does. The state is then
-            a tuple of one state a message, in the order of the plan's buckets. None for a bucket reducer, and where
-            messages depend on each other.
+        message: of a tree reducer that sums each message by itself, the bucket reducer that does, from the shapes of
+            the leaves of which the message holds something. The state is then a tuple of one state a message, in the
+            order of the plan's buckets. None for a bucket reducer, and where messages depend on each other.
         expression: Python that makes it; `expressed` fills it in.
     """
 
     init: InitFn
     reduce: ReduceFn
     plan: PlanFn
-    message: "Reducer | None" = None
+    message: "Callable[[tuple[tuple[int, ...], ...]], Reducer] | None" = None
     expression: str = ""
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxnet.comm import codecs
-from jaxnet.comm.bucketed import bucketed, grouped
+from jaxnet.comm.bucketed import bucketed, by_bucket, grouped
 from jaxnet.comm.compressed import cast, compressed, compressed_scattered
 from jaxnet.comm.expression import MiB
 from jaxnet.comm.halves import AllReduce, all_reduce, scattered
@@ -347,7 +347,7 @@ def powersgd(rank: int = 2, bucket_bytes: int = 25 * MiB) -> Strategy:
     return _lossy(
         "powersgd",
         f"matrices as factors of rank {rank} with error feedback, the rest as hierarchical (PowerSGD)",
-        by_rank(rank, bucketed(two_level, bucket_bytes), factors=two_level),
+        by_bucket(by_rank(rank, bucketed(two_level, None), factors=two_level), bucket_bytes),
     )
 
 

@@ -125,8 +125,9 @@ def _inside(inner: Any, context: ContextVar[Any], value: Any) -> Any:
 
     fields = inner._asdict()
     made: dict[str, Any] = {name: within(field) for name, field in fields.items() if callable(field)}
-    if fields.get("message") is not None:
-        made["message"] = _inside(fields["message"], context, value)
+    if (message := fields.get("message")) is not None:
+        alike = functools.cache(lambda reducer: _inside(reducer, context, value))  # equal messages share a program
+        made["message"] = lambda shapes: alike(message(shapes))
     return inner._replace(**made)
 
 

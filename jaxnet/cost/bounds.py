@@ -15,6 +15,7 @@ from jaxnet.comm import (
     AxisSizes,
     Bucket,
     Collective,
+    Reducer,
     Sharded,
     Strategy,
     all_reduce,
@@ -203,17 +204,20 @@ def footprint(
     if plan.buckets is None or not plan.buckets.buckets:
         return Footprint(strategy.when, plan.collectives, (), (order[0],))
     first, last = plan.buckets.buckets[0], plan.buckets.buckets[-1]
+    if isinstance(reducer, Reducer) and reducer.message is not None:
+        of_last = reducer.message(plan.buckets.shapes_in(last)).plan(last.spec, axis_sizes)
+    else:
+        of_last = reducer.plan([_whole(last, reducer, axis_sizes)], axis_sizes)
     return Footprint(
         schedule=strategy.when,
         collectives=plan.collectives,
-        last=reducer.plan([_whole(last, strategy, axis_sizes)], axis_sizes).collectives,
+        last=of_last.collectives,
         first=tuple(dict.fromkeys(order[piece.leaf] for piece in first.pieces)),
     )
 
 
-def _whole(bucket: Bucket, strategy: Strategy, axis_sizes: AxisSizes) -> jax.ShapeDtypeStruct:
+def _whole(bucket: Bucket, reducer: Reducer | Sharded, axis_sizes: AxisSizes) -> jax.ShapeDtypeStruct:
     """A single leaf that fills `bucket`: planned alone, it says what that bucket sends, which a plan does not."""
-    reducer = strategy.reducer
     # A bucket of a sharded strategy holds one device's shard.
     devices = axes_size(reducer.axes, axis_sizes) if isinstance(reducer, Sharded) else 1
     return jax.ShapeDtypeStruct((bucket.size * devices,), bucket.dtype)

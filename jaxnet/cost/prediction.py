@@ -137,7 +137,7 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
     messages = messages_of(reducer, workload.shapes, sizes, order)
     # 1. When each message may leave, and for how long it takes which links.
     seconds = lambda each, bytes_: parts.curves[each.kind, each.axes].seconds(bytes_)  # noqa: E731
-    plans = [travelling(messages.reducer.plan(spec, sizes).collectives, sizes) for spec in messages.specs]
+    plans = [travelling(sent, sizes) for sent in messages.collectives(sizes)]
     stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent] for sent in plans]
     begins = [max(parts.ready[order[piece.leaf]] for piece in bucket.pieces) for bucket in messages.buckets.buckets]
     if strategy.kind == "xla":  # it merges its messages, and sends when backward has ended

@@ -140,6 +140,11 @@ def _last_arrivals(
         raise InputError(
             f"strategy={strategy.label} is not simulated: it does not sum message by message; try ddp or hierarchical"
         )
+    if strategy.name.partition(":")[0] == "powersgd":
+        raise InputError(
+            f"strategy={strategy.label} is not simulated: what it sends follows from the shapes of the parameters, and "
+            "a simulation knows their numbers; try top_k or int8"
+        )
     # 1. Backward makes the last layer's gradient first.
     order = tuple(reversed(range(len(work.layers))))
     shapes = [jax.ShapeDtypeStruct((layer.elements,), work.dtype) for layer in work.layers]
@@ -147,8 +152,7 @@ def _last_arrivals(
     ready = _ready(work, compute)
     # 2. Each message's stages, as what they take of which link.
     stages, begins = [], []
-    for spec, bucket in zip(messages.specs, messages.buckets.buckets, strict=True):
-        collectives = messages.reducer.plan(spec, sizes).collectives
+    for collectives, bucket in zip(messages.collectives(sizes), messages.buckets.buckets, strict=True):
         stages.append([stage(each, machine, sizes) for each in collectives if each.size > 1])
         begins.append(max(ready[order[piece.leaf]] for piece in bucket.pieces))
     late = overlapped(compute, [compute] * len(begins), stages).arrived

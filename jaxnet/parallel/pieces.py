@@ -181,9 +181,9 @@ class _Sent(NamedTuple):
         """All messages."""
         flags = [] if self.flags is None else [Message(all_reduce(*AXES), self.flags, "guard")]
         return [
-            *(Message(self.others.reducer, spec, "metrics") for spec in self.others.specs),
+            *(Message(*each, "metrics") for each in zip(self.others.reducers, self.others.specs, strict=True)),
             *flags,
-            *(Message(self.gradients.reducer, spec) for spec in self.gradients.specs),
+            *map(Message, self.gradients.reducers, self.gradients.specs),
         ]
 
     @property
@@ -305,8 +305,7 @@ def _groups(sent: _Sent, at_once: bool) -> list[list[int]]:
 
 def _largest_on_the_wire(gradients: Messages, mesh: Mesh) -> float:
     """The largest number that every message of gradients can hold, in whatever floating-point types it travels."""
-    plans = (gradients.reducer.plan(spec, mesh.shape) for spec in gradients.specs)
-    types = {jnp.dtype(collective.dtype) for plan in plans for collective in plan.collectives}
+    types = {jnp.dtype(each.dtype) for sent in gradients.collectives(mesh.shape) for each in sent}
     return min(
         float(jnp.finfo(each).max) for each in {*types, jnp.dtype("float32")} if jnp.issubdtype(each, jnp.floating)
     )

@@ -13,7 +13,7 @@ _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 _CALLED = re.compile(r"\w=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]")
-_BUCKET = re.compile(r"(?:bucket|scatter|gather)_(\d+)$")
+BUCKET_SCOPE = re.compile(r"(?:bucket|scatter|gather)_(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,15 @@ def message_bytes(found: FoundCollective) -> int:
 def bucket_of(found: FoundCollective) -> int | None:
     """Return the number of the bucket that a collective carries, from the scope that `bucketed` gives it, or None.
 
+    Of buckets within buckets, as the factors of `by_bucket(powersgd(...), ...)` are, it is the outer one's.
+
     >>> scope = "jit(f)/shard_map/bucket_3/psum"
     >>> reduce = FoundCollective("all-reduce", frozenset(), (("float32", 8),), 0, "psum.1", scope)
     >>> bucket_of(reduce), scope_of(reduce)
     (3, 'bucket_3')
     """
-    numbers = [int(match[1]) for part in scope_of(found).split("/") if (match := _BUCKET.match(part))]
-    return numbers[-1] if numbers else None
+    numbers = [int(match[1]) for part in scope_of(found).split("/") if (match := BUCKET_SCOPE.match(part))]
+    return numbers[0] if numbers else None
 
 
 def scope_of(found: FoundCollective) -> str:

@@ -1,10 +1,12 @@
 """Show a timeline: as text, as JSON values, and as a picture."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.figures import COLLECTIVE_COLOURS, HATCHES, new_figure
+from jaxnet.report.programs import BUCKET_SCOPE
 from jaxnet.report.steps import step_ranges
 from jaxnet.report.timeline import DeviceStep, Span, TimedCollective, Timeline, difference, intersection
 
@@ -40,11 +42,14 @@ def label_of(timed: TimedCollective) -> str:
     >>> from jaxnet.report.timeline import Span
     >>> label_of(TimedCollective("psum.1", "all-reduce", 3, "bucket_3", (), 0, 8, Span(0, 1), 0))
     '3'
+    >>> label_of(TimedCollective("psum.1", "all-reduce", 0, "metrics/bucket_0", (), 0, 8, Span(0, 1), 0))
+    'metrics/0'
     """
     parts = timed.scope.split("/")
-    if timed.bucket is None or len(parts) == 1:
-        return (parts[-1] or "-") if timed.bucket is None else str(timed.bucket)
-    return "/".join([*parts[:-1], str(timed.bucket)])
+    if timed.bucket is None:
+        return parts[-1] or "-"
+    around = itertools.takewhile(lambda part: not BUCKET_SCOPE.match(part), parts)
+    return "/".join([*around, str(timed.bucket)])
 
 
 def _lines(timeline: Timeline) -> Iterator[str]:

@@ -21,6 +21,7 @@ from jaxnet.comm import (
     all_reduce,
     as_reducer,
     bucketed,
+    by_bucket,
     cast,
     codecs,
     compressed,
@@ -126,11 +127,13 @@ REDUCERS = {
     "bfloat16_scattered": Case(bucketed(compressed_scattered(*comm.AXES, codec=codecs.bfloat16), 200), 2e-2),
     "float16_across_hosts": Case(bucketed(scattered("device", compressed("host", codec=codecs.float16)), 200), 2e-3),
     "powersgd_of_nothing_worth_it": Case(powersgd(4, bucketed(TWO_LEVEL, 100), factors=TWO_LEVEL)),
+    "buckets_in_buckets": Case(by_bucket(bucketed(FLAT, 32), 100)),
     "int8": Case(bucketed(compressed(*comm.AXES, codec=codecs.int8(16)), 200), 1e-2, lossy=True),
     "one_bit": Case(bucketed(compressed_scattered(*comm.AXES, codec=codecs.one_bit(16)), 200), 0.75, lossy=True),
     "two_bit": Case(bucketed(scattered("device", compressed("host", codec=codecs.two_bit(0.5))), 200), 0.9, lossy=True),
     "top_k": Case(bucketed(compressed(*comm.AXES, codec=codecs.top_k(0.1)), None), 0.85, lossy=True),
     "powersgd": Case(powersgd(1, bucketed(FLAT, 64), factors=FLAT), 0.65, lossy=True),
+    "powersgd_by_bucket": Case(by_bucket(powersgd(1, bucketed(FLAT, None), factors=FLAT), 200), 0.65, lossy=True),
 }
 EXACT = [name for name, case in REDUCERS.items() if not case.lossy]
 # Each way from a tree to messages, and a few of the algorithms in them.
@@ -138,6 +141,7 @@ LIFTS = (
     *("per_leaf", "flat", "buckets", "whole_leaves", "merged", "leaf_by_leaf_from_the_last", "after_backward"),
     *("during_backward", "one_in_flight", "two_in_flight", "hierarchical", "shards", "halving_doubling", "float16"),
     "powersgd_of_nothing_worth_it",
+    "buckets_in_buckets",
 )
 MESHES = [(1, 8), (2, 4), (3, 2), (7, 1), (1, 1)]
 MORE_MESHES = [(4, 2), (8, 1)]

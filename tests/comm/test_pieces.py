@@ -103,7 +103,7 @@ def test_a_tree_as_messages_and_back():
 
 
 def test_a_reducer_whose_messages_depend_on_each_other():
-    reducer = comm.named_strategy("powersgd").reducer
+    reducer = comm.powersgd(1, comm.bucketed(comm.all_reduce(), None), factors=comm.all_reduce())
     with pytest.raises(ValueError, match="does not sum its messages one by one"):
         messages_of(reducer, [SPEC], {"host": 2, "device": 1})
 

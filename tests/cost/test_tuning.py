@@ -165,7 +165,7 @@ def test_what_an_older_version_has_measured_may_be_too_little(workload):
     assert not is_enough(parts._replace(curves=less), plans, workload)
 
 
-@pytest.mark.parametrize("label", ["zero", "powersgd"])
+@pytest.mark.parametrize("label", ["zero", "parameter_server"])
 def test_what_does_not_sum_message_by_message_is_refused(workload, label):
     with pytest.raises(InputError, match=f"strategy={label} is not predicted: .*; try ddp or hierarchical"):
         predicted_step(parts_of(workload), plan(label), workload)

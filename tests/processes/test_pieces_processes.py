@@ -22,10 +22,10 @@ pytestmark = pytest.mark.processes
 BUCKET = 2048
 
 
-def trained(mode):
-    """Losses of four steps, norms of the errors that this process keeps, and what the programs lack of the plan."""
-    setup = tiny.setup(tiny.cnn(), "int8", (2, 1), bucket_bytes=BUCKET, mode=mode)
-    reducer = comm.scheduled(comm.named_strategy("int8", BUCKET))
+def trained(strategy, mode):
+    """Losses of four steps, norms of what this process remembers, and what the programs lack of the plan."""
+    setup = tiny.setup(tiny.cnn(), strategy, (2, 1), bucket_bytes=BUCKET, mode=mode)
+    reducer = comm.scheduled(comm.named_strategy(strategy, BUCKET))
     step = setup.step.lower(setup.state, tiny.batch(0)).compile()
     planned = reducer.plan(setup.state.params, setup.mesh.shape).collectives
     check = comm.verify(step.as_text(), planned, setup.mesh.shape)
@@ -37,14 +37,15 @@ def trained(mode):
     return curve, kept, len(check.missing), len(check.extra)
 
 
-def trained_both_ways(rank):
-    return [trained(mode) for mode in ("shard_map", "pieces")]
+def trained_both_ways(rank, strategy):
+    return [trained(strategy, mode) for mode in ("shard_map", "pieces")]
 
 
 # tests/training/test_pieces_step.py does it in one process.
 @pytest.mark.slow
-def test_error_feedback_is_that_of_one_program_and_the_plan_is_kept():
-    with Ranks(trained_both_ways, 2, devices=1) as ranks:
+@pytest.mark.parametrize("strategy", ["int8", "powersgd"])
+def test_error_feedback_is_that_of_one_program_and_the_plan_is_kept(strategy):
+    with Ranks(trained_both_ways, 2, strategy, devices=1) as ranks:
         results = ranks.results()
     for whole, pieces in results:
         np.testing.assert_allclose(pieces[0], whole[0], rtol=1e-5)

@@ -115,6 +115,7 @@ def test_mpi_carries_across_hosts():
     [
         ("jit(f)/shard_map/bucket_12/psum", "bucket_12", 12),
         ("jit(f)/shard_map/metrics/bucket_0/psum", "metrics/bucket_0", 0),
+        ("jit(f)/shard_map/bucket_3/bucket_0/psum", "bucket_3/bucket_0", 3),
         ("jit(f)/shard_map/jvp(CNN)/norm_0/psum", "jvp(CNN)/norm_0", None),
         ("", "", None),
     ],
