@@ -58,7 +58,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from jaxnet.checkpoints.consensus import Consensus
     from jaxnet.cost.prediction import between_slower_hosts, predicted_step
     from jaxnet.cost.profiles import as_parts, key_of, write_profile
-    from jaxnet.cost.tuning import candidates, predict, tune
+    from jaxnet.cost.tuning import plan_of, predict, tune
     from jaxnet.figures import write_figure
     from jaxnet.report import draw
 
@@ -78,9 +78,8 @@ def run_tune(args: argparse.Namespace) -> int:
     else:
         found = tune(workload, kept)
     if args.pictures and is_first():
-        plan = candidates(workload, found.default)[found.best]
         title = f"{found.best} on {workload.name}, predicted"
-        step = predicted_step(found.parts, plan, workload)
+        step = predicted_step(found.parts, plan_of(found.best, workload), workload)
         write_figure(draw(timeline_of(step, title, workload.mesh.shape)), args.pictures)
     print_once(json.dumps(_as_json(found), indent=2) if args.json else "\n".join(_lines(found, everything=args.all)))
     # Only now: what was found is printed, whatever becomes of the file.
@@ -91,7 +90,7 @@ def run_tune(args: argparse.Namespace) -> int:
 
 def timeline_of(step: "PredictedStep", title: str, axis_sizes: Mapping[str, int]) -> "Timeline":
     """A predicted step in the form of a traced one, of a device like all others."""
-    from jaxnet.report import DeviceStep, Span, TimedCollective, Timeline, intersection, total_seconds, union
+    from jaxnet.report import DeviceStep, Span, TimedCollective, Timeline, hidden_seconds, union
 
     compute = union(Span(*span) for span in step.computed)
     sent = []
@@ -107,7 +106,7 @@ def timeline_of(step: "PredictedStep", title: str, axis_sizes: Mapping[str, int]
                 size=collective.size,
                 bytes=collective.bytes,
                 span=span,
-                hidden=total_seconds(intersection([span], compute)),
+                hidden=hidden_seconds(span, compute),
             )
         )
     return Timeline(title, 0, (), (DeviceStep(0, 0, compute, tuple(sorted(sent, key=lambda each: each.span))),))

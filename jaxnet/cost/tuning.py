@@ -94,6 +94,11 @@ def default_of(workload: Workload) -> str:
     return choose(workload.mesh, workload.gradient_bytes).label
 
 
+def plan_of(label: str, workload: Workload) -> Plan:
+    """The plan of this label on the devices of a workload."""
+    return Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
+
+
 def candidates(workload: Workload, default: str) -> dict[str, Plan]:
     """Plans by label, each once; XLA's own first, then the default.
 
@@ -105,7 +110,7 @@ def candidates(workload: Workload, default: str) -> dict[str, Plan]:
     found: dict[str, Plan] = {}
     seen = set()
     for label in _labels(workload, default):
-        plan = Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
+        plan = plan_of(label, workload)
         if plan.kind != "one program" and not several_programs:
             continue
         reducer = plan.strategy.reducer

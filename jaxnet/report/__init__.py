@@ -25,10 +25,9 @@ from jaxnet.report.timeline import (
     Span,
     TimedCollective,
     Timeline,
-    intersection,
+    hidden_seconds,
     timed_collective,
     timeline,
-    total_seconds,
     union,
 )
 from jaxnet.report.trace import Event, Trace, read_traces
@@ -44,12 +43,11 @@ __all__ = [
     "draw_plan",
     "draw_scaling",
     "draw_sent",
-    "intersection",
+    "hidden_seconds",
     "read_traces",
     "timed_collective",
     "timeline",
     "timeline_json",
     "timeline_text",
-    "total_seconds",
     "union",
 ]

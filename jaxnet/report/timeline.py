@@ -81,6 +81,11 @@ def total_seconds(spans: Iterable[Span]) -> float:
     return sum(span.length for span in spans)
 
 
+def hidden_seconds(span: Span, compute: Sequence[Span]) -> float:
+    """Return the seconds of a span in which something was computed; `compute` is a result of `union`."""
+    return total_seconds(intersection([span], compute))
+
+
 # ---- One step, measured --------------------------------------------------------------------------------
 
 
@@ -254,7 +259,7 @@ def timed_collective(
         size=max(map(len, found.groups), default=0),
         bytes=message_bytes(found),
         span=span,
-        hidden=total_seconds(intersection([span], compute)),
+        hidden=hidden_seconds(span, compute),
     )
 
 

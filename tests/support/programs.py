@@ -20,8 +20,9 @@ def clean_environment(**extra):
     """This process's environment without anything that describes a cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLUSTER)}
     quick = os.environ["XLA_FLAGS"]  # of conftest.py: half of a short run would be LLVM's
-    here = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick, "PYTHONWARNINGS": "error"}
-    return kept | here | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | extra
+    here = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"}
+    less = {"XLA_FLAGS": quick, "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}  # as in conftest.py
+    return kept | here | less | extra
 
 
 def write_program(folder, text, name="program.py"):
