@@ -96,8 +96,9 @@ def steady_step(order: Order, pieces: Sequence[Timed], seconds: Sequence[float],
     now, begun, done, sent = 0.0, 0.0, 0, 0
     work, way = chain[0][0], seconds[order.messages[0]]
     began, left = -1.0, -1.0  # the piece, and the message; -1: not yet
-    computed: list[tuple[float, float]] = []
+    computed: list[tuple[float, float]] = []  # of the last step, and so below
     travelled: list[tuple[int, tuple[float, float]]] = []
+    last = (_SIMULATED_STEPS - 1) * len(chain)
     while done < _SIMULATED_STEPS * len(chain):
         step, place = divmod(done, len(chain))
         message = order.messages[sent % len(seconds)]
@@ -114,25 +115,22 @@ def steady_step(order: Order, pieces: Sequence[Timed], seconds: Sequence[float],
         way -= span if travels else 0.0
         if travels and way <= 1e-9:
             arrived[message] += 1
-            travelled.append((message, (left, now)))
+            if done >= last:
+                travelled.append((message, (max(left, begun) - begun, now - begun)))
             sent, left = sent + 1, -1.0
             way = seconds[order.messages[sent % len(seconds)]]
         if computes and work <= 1e-9:
             for each in chain[place][2]:
                 made[each] += 1
-            computed.append((began, now))
+            if done >= last:
+                computed.append((began - begun, now - begun))
             done, began = done + 1, -1.0
-            begun = now if done == (_SIMULATED_STEPS - 1) * len(chain) else begun
+            begun = now if done == last else begun
             work = chain[done % len(chain)][0]
-    # 3. The last of these steps, and what travelled in it: of a message that is under way at its end the part so far.
+    # 3. Of a message that is under way at the end of the last step, the part so far.
     if left >= 0:
-        travelled.append((order.messages[sent % len(seconds)], (left, now)))
-    own = [(message, max(start, begun), end) for message, (start, end) in travelled if end > begun]
-    return SteadyStep(
-        now - begun,
-        tuple((start - begun, end - begun) for start, end in computed[-len(chain) :]),
-        tuple((message, (start - begun, end - begun)) for message, start, end in own),
-    )
+        travelled.append((order.messages[sent % len(seconds)], (max(left, begun) - begun, now - begun)))
+    return SteadyStep(now - begun, tuple(computed), tuple(travelled))
 
 
 def best_order(pieces: Sequence[Timed], seconds: Sequence[float], share: float = 0.0) -> Order:
