@@ -190,7 +190,8 @@ def by_bucket(inner: Reducer, bucket_bytes: int | None) -> Reducer:
                 sums[piece.leaf] = total
         return jax.tree.unflatten(tree, sums), tuple(states)
 
-    return Reducer(init_fn, reduce_fn, plan_fn, functools.cache(functools.partial(_side_by_side, inner)))
+    message = functools.cache(functools.partial(_side_by_side, inner))
+    return Reducer(init_fn, reduce_fn, plan_fn, message, by_shape=inner.by_shape)
 
 
 def _side_by_side(inner: Reducer, shapes: tuple[tuple[int, ...], ...]) -> Reducer:

@@ -105,7 +105,7 @@ def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
         )
         return Plan(tuple(collective for plan in plans for collective in plan.collectives))
 
-    return Reducer(init_fn, reduce_fn, plan_fn)
+    return Reducer(init_fn, reduce_fn, plan_fn, by_shape=True)
 
 
 class _Matrices(NamedTuple):

@@ -232,6 +232,7 @@ class Reducer(NamedTuple):
             the leaves of which the message holds something. The state is then a tuple of one state a message, in the
             order of the plan's buckets. None for a bucket reducer, and where messages depend on each other.
         expression: Python that makes it; `expressed` fills it in.
+        by_shape: what travels follows from the leaves' shapes, as in `powersgd`, and not from their sizes alone.
     """
 
     init: InitFn
@@ -239,6 +240,7 @@ class Reducer(NamedTuple):
     plan: PlanFn
     message: "Callable[[tuple[tuple[int, ...], ...]], Reducer] | None" = None
     expression: str = ""
+    by_shape: bool = False
 
     def __repr__(self) -> str:
         return self.expression or default_text("Reducer", self.reduce)

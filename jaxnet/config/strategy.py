@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jax.sharding import Mesh
 
-from jaxnet.comm import STRATEGIES, AllReduce, Strategy, named_strategy, platform_of, takes_all_reduce
+from jaxnet.comm import STRATEGIES, AllReduce, Reducer, Strategy, named_strategy, platform_of, takes_all_reduce
 from jaxnet.config.run import Config
 from jaxnet.cost.choice import Choice
 from jaxnet.errors import InputError
@@ -167,7 +167,8 @@ def _not_of_members(config: Config, strategy: Strategy, mode: str) -> str | None
     if config.transport != "xla":
         return f"transport={config.transport}"
     # A matrix of PowerSGD would be all members' kernels, one below the other, with one low rank for all.
-    if strategy.kind == "local" or strategy.name.partition(":")[0] == "powersgd":
+    by_shape = isinstance(strategy.reducer, Reducer) and strategy.reducer.by_shape
+    if strategy.kind == "local" or by_shape:
         return f"strategy={strategy.label}"
     if needs_scale(config.model):  # one scale for all would tie the members to each other
         return "model.dtype=float16"

@@ -140,7 +140,7 @@ def _last_arrivals(
         raise InputError(
             f"strategy={strategy.label} is not simulated: it does not sum message by message; try ddp or hierarchical"
         )
-    if strategy.name.partition(":")[0] == "powersgd":
+    if strategy.reducer.by_shape:
         raise InputError(
             f"strategy={strategy.label} is not simulated: what it sends follows from the shapes of the parameters, and "
             "a simulation knows their numbers; try top_k or int8"

@@ -344,6 +344,15 @@ def test_the_derivative_is_that_of_the_sum_or_refused_by_name(case):
 
 
 @every_reducer
+def test_leaves_of_as_many_elements_travel_alike_unless_by_shape(case):
+    kernels = {"dense": jax.ShapeDtypeStruct((24, 18), "float32"), "conv": jax.ShapeDtypeStruct((3, 3, 8), "float32")}
+    flat = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.size,), leaf.dtype), kernels)
+    axis_sizes = {"host": 2, "device": 4}
+    plans = [case.reducer.plan(leaves, axis_sizes).collectives for leaves in (kernels, flat)]
+    assert plans[0] == plans[1] or case.reducer.by_shape
+
+
+@every_reducer
 def test_a_gradient_that_is_already_summed_is_refused(case):
     mesh = grid((2, 4))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.cli.simulate import KNOWN_ERROR, all_lines
-from jaxnet.comm import DEVICE, HOST, Collective, named_strategy
+from jaxnet.comm import DEVICE, HOST, Collective, Strategy, named_strategy
 from jaxnet.cost.machines import EFFICIENCY, LATENCY, MACHINES, Link, Machine, machine_named
 from jaxnet.cost.papers import PAPERS, Compared, compared, layers_of
 from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, overlapped, simulated, stage, upkeep
@@ -79,6 +79,12 @@ def test_a_ring_and_stages_send_the_same_between_hosts():
     """Both send each gradient through each host's link about twice."""
     steps = [simulated(WORK, named_strategy(name), SLOW, 4, 8).seconds for name in ("ddp", "hierarchical")]
     assert steps[0] == pytest.approx(steps[1], rel=0.3)
+
+
+@pytest.mark.parametrize("strategy", [named_strategy("powersgd:rank=4"), Strategy(named_strategy("powersgd").reducer)])
+def test_what_sends_by_shape_is_refused(strategy):
+    with pytest.raises(InputError, match="what it sends follows from the shapes of the parameters"):
+        simulated(WORK, strategy, SLOW, 4, 8)
 
 
 @pytest.mark.parametrize("name", ["xla", "zero", "s_caffe_ob"])
