@@ -24,7 +24,6 @@ from jaxnet.cost.shapes import SIZES
 MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
 LINKS = ("loopback", "1gbit", "500mbit", "250mbit")
 STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "hierarchical:25MiB", "priority")
-_LIMIT_SECONDS = 1500
 
 
 class Layout(NamedTuple):
@@ -101,7 +100,7 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
 # ---- Around the jobs ------------------------------------------------------------------------------------
 
 
-def answer(cell: Cell, arguments: Sequence[str]) -> dict[str, Any]:
+def answer(cell: Cell, arguments: Sequence[str], limit_seconds: float = 1500) -> dict[str, Any]:
     """The row of a cell: the JSON that process 0 prints when Python runs with `arguments` on all hosts.
 
     Two hosts have a core each.
@@ -114,7 +113,7 @@ def answer(cell: Cell, arguments: Sequence[str]) -> dict[str, Any]:
         own_core = ["--cpus-per-host", "1"] if layout.processes == 2 else []
         launch = ["lab", "--hosts", str(layout.processes), "--rate", cell.link, *devices, *own_core]
     command = [sys.executable, "-m", "jaxnet", *launch, "--", sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_seconds)
     lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if not re.match(r"\[[1-9]", line)]
     begin = next((number for number, line in enumerate(lines) if line.startswith("{")), None)
     if begin is None:

@@ -10,7 +10,7 @@
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -99,17 +99,22 @@ def plan_of(label: str, workload: Workload) -> Plan:
     return Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
 
 
-def candidates(workload: Workload, default: str) -> dict[str, Plan]:
+def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _SIZES) -> dict[str, Plan]:
     """Plans by label, each once; XLA's own first, then the default.
 
     Under `xla` BatchNorm's statistics are those of all devices: it is timed all the same, as what others are compared
     with.
+
+    Args:
+        workload: a model on a mesh.
+        default: a label.
+        bucket_sizes: in growing order, as labels have them.
     """
     several_programs = crosses_steps(labelled_strategy("priority"), workload.mesh)
     sizes = workload.mesh.shape
     found: dict[str, Plan] = {}
     seen = set()
-    for label in _labels(workload, default):
+    for label in _labels(workload, default, bucket_sizes):
         plan = plan_of(label, workload)
         if plan.kind != "one program" and not several_programs:
             continue
@@ -122,11 +127,11 @@ def candidates(workload: Workload, default: str) -> dict[str, Plan]:
     return found
 
 
-def _labels(workload: Workload, default: str) -> Iterator[str]:
+def _labels(workload: Workload, default: str, bucket_sizes: Sequence[str]) -> Iterator[str]:
     # Of plans that are the same the first one stays, so what is to be timed comes first.
     yield from (BY_XLA, default, *_PROBES, "flat", "per_leaf")
     names = ["hierarchical", "ddp", "horovod"] + ["blueconnect"] * (min(workload.mesh.shape.values()) > 1)
-    for size in _SIZES[: 1 + sum(byte_size(each) < workload.gradient_bytes for each in _SIZES)]:
+    for size in bucket_sizes[: 1 + sum(byte_size(each) < workload.gradient_bytes for each in bucket_sizes)]:
         for name in names:
             yield from (f"{name}:{size}", f"{name}:{size}+pieces")
         yield f"priority:{size}"

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import accelerator
 from jaxnet import comm
 
-FEW = {name: comm.STRATEGIES[name] for name in ("xla", "hierarchical", "zero", "int8")}
+FEW = {name: comm.STRATEGIES[name] for name in ("hierarchical", "zero", "int8")}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_peers_have_a_line_each():
 
 
 def test_options_reach_the_compiler(quick, monkeypatch):
-    monkeypatch.setattr(accelerator, "STRATEGIES", {name: FEW[name] for name in ("xla", "zero")})
+    monkeypatch.setattr(accelerator, "STRATEGIES", {name: FEW[name] for name in ("hierarchical", "zero")})
     rows = accelerator.numerics(comm.make_mesh(2), ["xla_no_such_option=1"])
     assert all("InputError: compiler_options: XLA: " in row["error"] for row in rows.values())
 

@@ -210,6 +210,21 @@ def test_the_table_holds_every_strategy(page):
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} >= set(STRATEGIES)
 
 
+def test_the_times_beside_the_strategies_are_those_of_the_matrix():
+    rows = re.findall(r"^\| `(\w+)`.*\| (\S+), (\S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    lines = (ROOT / "benchmarks/results/matrix.jsonl").read_text().splitlines()
+    exposed = {
+        (row["strategy"], row["cluster"]): row["exposed_seconds"]
+        for row in map(json.loads, lines)
+        if row["model"] == "resnet50"
+    }
+    wanted = [
+        (name, *(f"{1e3 * exposed[name, cluster]:.2f}" for cluster in ("h100:2x8", "v5p:2x2x4"))) for name, *_ in rows
+    ]
+    assert len(rows) == 9
+    assert rows == wanted
+
+
 def test_the_tree_holds_what_is_there():
     pictures = [block.text for block in blocks("docs/guide/architecture.md", "text")]
     [tree] = [picture for picture in pictures if picture.startswith("train.py")]

@@ -33,7 +33,12 @@ class Ranks:
                     *map(str, (rank, count, port, devices)),
                     *arguments,
                 ],
-                env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "JAX_PLATFORMS": "cpu"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{TESTS.parent}:{TESTS}",
+                    "JAX_PLATFORMS": "cpu",
+                    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # as in conftest.py
+                },
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

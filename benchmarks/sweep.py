@@ -1,0 +1,108 @@
+"""Is the plan that `jaxnet tune` finds as fast as the fastest of all? Every plan is timed: a table of docs/results.md.
+
+    python -m benchmarks.sweep --out sweep.jsonl [--model NAME] [--layout NAME] [--link NAME]
+    python -m benchmarks.sweep --out sweep.jsonl --table
+
+A cell is a model, on a layout of processes and devices, joined by a link, as in `benchmarks.choices`. In one job:
+
+1. `jaxnet tune`'s search finds a plan.
+2. All plans of a finer search, with three times as many sizes of buckets, are timed in some steps each.
+3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
+   of many does not owe its place to a moment in which the machine was quiet.
+
+Takes a quarter of an hour and more for a cell. Run nothing beside it.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.choices import Cell, add_cells, answer, fill
+from benchmarks.compiling import ROOT
+from jaxnet.cost.shapes import SIZES
+
+_BUCKETS = (
+    *(f"{count}KiB" for count in (16, 32, 64, 128, 256, 512, 768)),
+    *(f"{count}MiB" for count in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25, 32, 48, 64)),
+)
+_FIRST, _LAST = (1, 3), (7, 3)  # rounds, and steps in each
+_FINALISTS = 6
+_LIMIT_SECONDS = 7200
+
+
+def work(model: str) -> None:
+    """Tune, time all, time the best again; process 0 prints a line of JSON."""
+    import jax
+
+    from jaxnet.cluster.start import start
+    from jaxnet.comm import make_mesh
+    from jaxnet.config.file import load_config
+    from jaxnet.cost.rounds import interleave
+    from jaxnet.cost.steps import full_step
+    from jaxnet.cost.tuning import BY_XLA, candidates, tune
+    from jaxnet.cost.workloads import named_workload
+    from jaxnet.training.prepare import workload_of
+
+    start()
+    mesh = make_mesh()
+    if model in SIZES:
+        workload = named_workload(model, mesh)
+    else:
+        workload = workload_of(model, load_config(ROOT / f"configs/{model}.py"), mesh)
+    # 1. The search.
+    tuned = tune(workload)
+    # 2. All plans. A program is let go once it is timed, as a hundred of them would not fit into memory.
+    plans = candidates(workload, tuned.default, _BUCKETS)
+    once = {}
+    for label, plan in plans.items():
+        task = full_step(workload, plan.strategy, pieces=plan.pieces)
+        [once[label]] = interleave({label: task}, *_FIRST)[label]
+    # 3. The best again.
+    first = sorted(once, key=once.__getitem__)[:_FINALISTS]
+    last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
+    known = plans | candidates(workload, tuned.default)
+    times = interleave(
+        {label: full_step(workload, known[label].strategy, pieces=known[label].pieces) for label in last}, *_LAST
+    )
+    if jax.process_index() == 0:
+        found = {"tuned": tuned.best, "default": tuned.default, "steps": tuned.steps, "once": once, "times": times}
+        print(json.dumps(found))
+
+
+def swept(cell: Cell) -> dict[str, Any]:
+    """The row of a cell."""
+    return answer(cell, ["-m", "benchmarks.sweep", "--out", "-", "--work", cell.model], _LIMIT_SECONDS)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The rows in Markdown: ms a step, medians over the last rounds, and the tuned plan's over the fastest's."""
+    head = ["model, layout, link", "plans", "tuned", "ms", "fastest", "ms", "over it", "default", "`xla`"]
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        ms = {label: 1e3 * statistics.median(times) for label, times in row["times"].items()}
+        best, tuned = min(ms, key=ms.__getitem__), row["tuned"]
+        yield (
+            f"| {row['cell']} | {len(row['once'])} | `{tuned}` | {ms[tuned]:.0f} | `{best}` | {ms[best]:.0f} "
+            f"| {ms[tuned] / ms[best]:.2f} | {ms[row['default']]:.0f} | {ms['xla']:.0f} |"
+        )
+
+
+def main() -> None:
+    """Measure the cells that are asked for and not in the file yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    add_cells(parser)
+    parser.add_argument("--work", metavar="MODEL", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work)
+        return
+    fill(args, swept, table, line=lambda row: list(table([row]))[-1])
+
+
+if __name__ == "__main__":
+    main()
