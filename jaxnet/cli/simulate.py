@@ -16,10 +16,12 @@ from jaxnet.errors import InputError
 if TYPE_CHECKING:
     from jaxnet.comm import Strategy
     from jaxnet.cost.machines import Machine
-    from jaxnet.cost.papers import Compared, Paper
+    from jaxnet.cost.papers import Compared, Paper, Reduction
     from jaxnet.cost.simulation import Simulated, Work
 
 _Rows: TypeAlias = "Mapping[str, Sequence[Mapping[str, float]]]"
+
+REDUCTION = "s_caffe_reduction"
 
 _DESCRIPTION = """\
 Say how fast a config, or a network of the zoo (`jaxnet models`), would train on many devices, from the rate of one and
@@ -36,6 +38,7 @@ examples:
   jaxnet simulate --model resnet50 --batch 128 --rate 397 --on v100-edr:4x8
   jaxnet simulate --model resnet50 --batch 256 --rate 2500 --on h100:128x8 --examples 115e6 --failure-hours 20000
   jaxnet simulate --paper horovod_44_vgg16_tcp
+  jaxnet simulate --paper s_caffe_reduction
   jaxnet simulate --paper all
 """
 
@@ -88,7 +91,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         import jax
 
         jax.config.update("jax_platforms", "cpu")  # shapes need no accelerator
-        return _show_papers(args)
+        return _show_reduction(args) if args.paper == REDUCTION else _show_papers(args)
     return _show_machine(args)
 
 
@@ -305,8 +308,8 @@ def _show_papers(args: argparse.Namespace) -> int:
     from jaxnet.cost.papers import PAPERS, compared
 
     if args.paper != "all" and args.paper not in PAPERS:
-        near = difflib.get_close_matches(args.paper, PAPERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PAPERS)}"
+        near = difflib.get_close_matches(args.paper, [*PAPERS, REDUCTION], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join([*PAPERS, REDUCTION])}"
         raise InputError(f"--paper {args.paper}: there is no such table; {hint}")
     papers = list(PAPERS.values()) if args.paper == "all" else [PAPERS[args.paper]]
     if args.pictures and len(papers) != 1:
@@ -323,6 +326,33 @@ def _show_papers(args: argparse.Namespace) -> int:
     else:
         print("\n".join(all_lines(papers, rows) if args.paper == "all" else _paper_lines(papers[0], rows[args.paper])))
     return 0
+
+
+def _show_reduction(args: argparse.Namespace) -> int:
+    """S-Caffe's reduction beside others: its paper has ratios of times, and no sizes of messages."""
+    from jaxnet.cost.machines import MACHINES
+    from jaxnet.cost.papers import reduction
+
+    if args.pictures:
+        raise InputError(f"--png, --svg: --paper {REDUCTION} has no picture")
+    machine = MACHINES["k80-fdr"]
+    rows = [reduction(bytes_, machine, 160) for bytes_ in (4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20)]
+    if args.json:
+        print(json.dumps([row._asdict() for row in rows], indent=2))
+    else:
+        print("\n".join(reduction_lines(machine.title, rows)))
+    return 0
+
+
+def reduction_lines(title: str, rows: "Sequence[Reduction]") -> Iterator[str]:
+    """A table of reductions, and how many times as long as S-Caffe's others take."""
+    yield "Awan et al., 2017 (S-Caffe): on 160 K80 a reduction 133 times as fast as OpenMPI's, 2.6 times as MVAPICH2's"
+    yield f"of the algorithms alone, on {title}:"
+    yield f"{'bytes':>11} {'one by one ms':>14} {'binomial ms':>12} {'S-Caffe ms':>11} {'times':>14}"
+    for row in rows:
+        ms = [1e3 * each for each in (row.one_by_one, row.binomial, row.tuned)]
+        times = f"{row.one_by_one / row.tuned:.1f} and {row.binomial / row.tuned:.1f}"
+        yield f"{row.bytes:>11,} {ms[0]:>14.2f} {ms[1]:>12.2f} {ms[2]:>11.2f} {times:>14}"
 
 
 def _draw_paper(paths: Sequence[Path], paper: "Paper", rows: "Sequence[Compared]") -> None:

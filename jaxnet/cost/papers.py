@@ -5,16 +5,18 @@ every few milliseconds what is ready, which is nearer to buckets (`ddp`) than to
 a model below 128 MiB in a compiled program.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import jax
 from flax.traverse_util import flatten_dict
 
-from jaxnet.comm import Strategy, named_strategy
+from jaxnet.comm import DEVICE, HOST, Collective, Strategy, named_strategy, rooted
+from jaxnet.comm.trees import Tree
 from jaxnet.cost.machines import MACHINES, Machine
-from jaxnet.cost.simulation import Layer, Simulated, Work, simulated
+from jaxnet.cost.simulation import Layer, Simulated, Work, simulated, stage
 from jaxnet.models.zoo import ZOO, parameter_flops
 
 
@@ -263,6 +265,58 @@ def layers_of(network: str) -> tuple[Layer, ...]:
     function, shapes = entry.forward()
     flops = dict(zip(flatten_dict(shapes[0], sep="/"), parameter_flops(function, *shapes), strict=True))
     return tuple(Layer(leaf.size, flops[path]) for path, leaf in entry.parameter_shapes().items())
+
+
+# ---- S-Caffe's reduction, as a ratio of algorithms ----------------------------------------------------------
+
+
+class Reduction(NamedTuple):
+    """Seconds until the root of a machine's devices has the sum of a message of each, by algorithm.
+
+    Attributes:
+        bytes: of the message.
+        one_by_one: every device sends to the root.
+        binomial: along a binomial tree in each host and one across.
+        tuned: S-Caffe's choice by size: that, or chains in each host and across, in as many chunks as are fastest.
+    """
+
+    bytes: int
+    one_by_one: float
+    binomial: float
+    tuned: float
+
+
+_CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def reduction(bytes_: int, machine: Machine, devices: int) -> Reduction:
+    """A reduction to a root, as a message of float32.
+
+    A large message goes along a chain in little more than the time of one link, and up a binomial tree in that of its
+    depth, here `4 + 4` for 16 devices in each of 10 hosts:
+
+    >>> found = reduction(64 << 20, MACHINES["k80-fdr"], 160)
+    >>> round(found.binomial / found.tuned, 1)
+    3.2
+    """
+    hosts, inside = machine.hosts(devices)
+    sizes = {HOST: hosts, DEVICE: inside}
+    message = jax.ShapeDtypeStruct((bytes_ // 4,), "float32")
+
+    def seconds(collectives: Iterable[Collective]) -> float:
+        return sum(stage(each, machine, sizes)[1] for each in collectives if each.size > 1)
+
+    def to_root(tree: Tree, chunks: int = 1) -> float:
+        both_ways = rooted(DEVICE, rooted(HOST, tree=tree, chunks=chunks), tree=tree, chunks=chunks)
+        return seconds(both_ways.plan(message, sizes).collectives) / 2
+
+    def sent(axes: tuple[str, ...], size: int) -> Collective:
+        return Collective("collective-permute", axes, size, message.size, "float32", pairs=((size - 1, 0),))
+
+    near, far = [sent((DEVICE,), inside)] * (inside - 1), [sent((HOST, DEVICE), devices)] * (devices - inside)
+    binomial = to_root("binomial")
+    tuned = min(binomial, *(to_root("chunked_chain", chunks) for chunks in _CHUNKS))
+    return Reduction(bytes_, seconds(near + far), binomial, tuned)
 
 
 # Devlin et al., 2019: 30,522 words of 768, twelve blocks of 12 x 768^2 weights with their biases, 128 positions at

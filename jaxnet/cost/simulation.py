@@ -178,11 +178,13 @@ def stage(collective: Collective, machine: Machine, sizes: dict[str, int]) -> tu
     hosts = sizes[HOST] if HOST in collective.axes else 1
     devices = sizes[DEVICE] if DEVICE in collective.axes else 1
     rounds = 2 if collective.kind == "all-reduce" else 1
-    inside = machine.near.seconds(collective.wire_bytes, rounds * machine.near_hops(devices)) if devices > 1 else 0.0
+    inside_hops, hops = rounds * machine.near_hops(devices), rounds * _hops(hosts)
+    if collective.kind == "collective-permute":
+        inside_hops = hops = 1
+    inside = machine.near.seconds(collective.wire_bytes, inside_hops) if devices > 1 else 0.0
     if hosts == 1:
         return "near", inside
     at_once = sizes[DEVICE] if devices == 1 else 1
-    hops = 1 if collective.kind == "collective-permute" else rounds * _hops(hosts)
     return "far", max(inside, machine.far.seconds(at_once * collective.wire_bytes, hops))
 
 

@@ -1,6 +1,7 @@
 """Simulated steps: against closed forms and a slow plain simulator, and beside published tables."""
 
 import dataclasses
+import json
 import math
 import random
 
@@ -8,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.cli.simulate import KNOWN_ERROR, all_lines
+from jaxnet.cli.main import main
+from jaxnet.cli.simulate import KNOWN_ERROR, REDUCTION, all_lines
 from jaxnet.comm import DEVICE, HOST, Collective, Strategy, named_strategy
 from jaxnet.cost.machines import EFFICIENCY, LATENCY, MACHINES, Link, Machine, machine_named
-from jaxnet.cost.papers import PAPERS, Compared, compared, layers_of
+from jaxnet.cost.papers import PAPERS, Compared, compared, layers_of, reduction
 from jaxnet.cost.simulation import DEVIATION, FORWARD, Layer, Work, grown, overlapped, simulated, stage, upkeep
 from jaxnet.errors import InputError
 from jaxnet.models import ZOO
@@ -267,6 +269,30 @@ def test_the_page_has_what_is_found():
     assert f"half within {off[len(off) // 2]:.1f}" in KNOWN_ERROR
     between = sum(row.between() for each in rows.values() for row in each)
     assert f"{between} lie between" in KNOWN_ERROR
+
+
+def test_a_reduction_is_that_of_the_closed_forms():
+    machine, size = MACHINES["k80-fdr"], 8 << 20
+    found = reduction(size, machine, 160)
+    near, far = machine.near.seconds(size, 1), machine.far.seconds(size, 1)
+    assert found.one_by_one == pytest.approx(15 * near + 144 * far)
+    assert found.binomial == pytest.approx(4 * near + 4 * far)
+    chains = [
+        (chunks + 14) * machine.near.seconds(size / chunks, 1) + (chunks + 8) * machine.far.seconds(size / chunks, 1)
+        for chunks in (1, 2, 4, 8, 16, 32, 64, 128)
+    ]
+    assert found.tuned == pytest.approx(min(chains))
+    small = reduction(4096, machine, 160)
+    assert small.tuned == small.binomial
+
+
+def test_the_page_has_the_reductions(capsys):
+    for options in ([], ["--json"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(["simulate", "--paper", REDUCTION, *options])
+    table, rows = capsys.readouterr().out.split("[", 1)
+    assert table in (ROOT / "docs/results_simulated.md").read_text()
+    assert [row["bytes"] for row in json.loads(f"[{rows}")] == [4096, 65536, 1 << 20, 8 << 20, 64 << 20, 256 << 20]
 
 
 def test_between_allows_a_margin_on_both_sides():
