@@ -267,6 +267,16 @@ def layers_of(network: str) -> tuple[Layer, ...]:
     return tuple(Layer(leaf.size, flops[path]) for path, leaf in entry.parameter_shapes().items())
 
 
+# Devlin et al., 2019: 30,522 words of 768, twelve blocks of 12 x 768^2 weights with their biases, 128 positions at
+# once. The output's weights are those of the words, whose gradient is ready last.
+_BLOCK = 12 * 768 * 768 + 13 * 768
+_BERT = (
+    Layer(30_522 * 768 + 514 * 768, 0.0),
+    *(Layer(_BLOCK, 2.0 * 128 * _BLOCK) for _ in range(12)),
+    Layer(768 * 768 + 768, 2.0 * 128 * 30_522 * 768 * 0.15),
+)
+
+
 # ---- S-Caffe's reduction, as a ratio of algorithms ----------------------------------------------------------
 
 
@@ -290,7 +300,7 @@ _CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def reduction(bytes_: int, machine: Machine, devices: int) -> Reduction:
-    """A reduction to a root, as a message of float32.
+    """Simulate the sum of a message of float32 on its way to a root, without the way back.
 
     A large message goes along a chain in little more than the time of one link, and up a binomial tree in that of its
     depth, here `4 + 4` for 16 devices in each of 10 hosts:
@@ -317,13 +327,3 @@ def reduction(bytes_: int, machine: Machine, devices: int) -> Reduction:
     binomial = to_root("binomial")
     tuned = min(binomial, *(to_root("chunked_chain", chunks) for chunks in _CHUNKS))
     return Reduction(bytes_, seconds(near + far), binomial, tuned)
-
-
-# Devlin et al., 2019: 30,522 words of 768, twelve blocks of 12 x 768^2 weights with their biases, 128 positions at
-# once. The output's weights are those of the words, whose gradient is ready last.
-_BLOCK = 12 * 768 * 768 + 13 * 768
-_BERT = (
-    Layer(30_522 * 768 + 514 * 768, 0.0),
-    *(Layer(_BLOCK, 2.0 * 128 * _BLOCK) for _ in range(12)),
-    Layer(768 * 768 + 768, 2.0 * 128 * 30_522 * 768 * 0.15),
-)
