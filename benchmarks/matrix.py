@@ -35,7 +35,8 @@ Written by `python -m benchmarks.matrix`, on a machine without any of them. {ver
 *found* are collectives, *beside* the share of the bytes of gradients and parameters that travel while something else is
 computed, *exposed* and *step* milliseconds of a model at the rates of the data sheet
 ([accelerators](design/accelerators.md) has its assumptions), *GiB* what a device needs. A strategy or cluster that is
-not in a table has not been tried with that model yet.
+not in a table has not been tried with that model yet. Where a model computes in bfloat16, `xla` sums the gradients of
+its kernels in bfloat16, too, which is half the bytes of an exact strategy.
 """
 
 
