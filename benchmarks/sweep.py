@@ -10,7 +10,7 @@ A cell is a model, on a layout of processes and devices, joined by a link, as in
 3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
    of many does not owe its place to a moment in which the machine was quiet.
 
-Takes half an hour and more for a cell. Run nothing beside it.
+A cell takes more than ten minutes on a core a host. Run nothing beside it.
 """
 
 import argparse
