@@ -16,10 +16,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.compiling import ROOT, read_rows
 from jaxnet.cost.shapes import SIZES
+
+if TYPE_CHECKING:
+    from jaxnet.cost.workloads import Workload
 
 MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
 LINKS = ("loopback", "1gbit", "500mbit", "250mbit")
@@ -65,27 +68,32 @@ def cells(models: Sequence[str], layouts: Sequence[str], links: Sequence[str]) -
 # ---- In a job: time the steps ---------------------------------------------------------------------------
 
 
-def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> None:
-    """Time all strategies; process 0 prints a line of JSON."""
-    import jax
-
+def joined(model: str) -> "Workload":
+    """Join the other processes of the job; the model on the devices of all."""
     from jaxnet.cluster.start import start
     from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
-    from jaxnet.cost.choice import choose
-    from jaxnet.cost.rounds import interleave, seconds_a_step, warm_up
-    from jaxnet.cost.step_bench import labelled_strategy
-    from jaxnet.cost.steps import full_step
     from jaxnet.cost.workloads import named_workload
     from jaxnet.training.prepare import workload_of
 
     start()
     mesh = make_mesh()
     if model in SIZES:
-        workload = named_workload(model, mesh)
-    else:
-        workload = workload_of(model, load_config(ROOT / f"configs/{model}.py"), mesh)
-    choice = choose(mesh, workload.gradient_bytes)
+        return named_workload(model, mesh)
+    return workload_of(model, load_config(ROOT / f"configs/{model}.py"), mesh)
+
+
+def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> None:
+    """Time all strategies; process 0 prints a line of JSON."""
+    import jax
+
+    from jaxnet.cost.choice import choose
+    from jaxnet.cost.rounds import interleave, seconds_a_step, warm_up
+    from jaxnet.cost.step_bench import labelled_strategy
+    from jaxnet.cost.steps import full_step
+
+    workload = joined(model)
+    choice = choose(workload.mesh, workload.gradient_bytes)
     chosen = choice.label
     tasks = {name: full_step(workload, labelled_strategy(name)) for name in dict.fromkeys([*strategies, chosen])}
     for task in tasks.values():

@@ -20,9 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.choices import Cell, add_cells, answer, fill
-from benchmarks.compiling import ROOT
-from jaxnet.cost.shapes import SIZES
+from benchmarks.choices import Cell, add_cells, answer, fill, joined
 
 _BUCKETS = (
     *(f"{count}KiB" for count in (16, 32, 64, 128, 256, 512, 768)),
@@ -37,36 +35,26 @@ def work(model: str) -> None:
     """Tune, time all, time the best again; process 0 prints a line of JSON."""
     import jax
 
-    from jaxnet.cluster.start import start
-    from jaxnet.comm import make_mesh
-    from jaxnet.config.file import load_config
     from jaxnet.cost.rounds import interleave
-    from jaxnet.cost.steps import full_step
-    from jaxnet.cost.tuning import BY_XLA, candidates, tune
-    from jaxnet.cost.workloads import named_workload
-    from jaxnet.training.prepare import workload_of
+    from jaxnet.cost.steps import TimedProgram, full_step
+    from jaxnet.cost.tuning import BY_XLA, candidates, plan_of, tune
 
-    start()
-    mesh = make_mesh()
-    if model in SIZES:
-        workload = named_workload(model, mesh)
-    else:
-        workload = workload_of(model, load_config(ROOT / f"configs/{model}.py"), mesh)
+    workload = joined(model)
+
+    def program(label: str) -> TimedProgram:
+        plan = plan_of(label, workload)
+        return full_step(workload, plan.strategy, pieces=plan.pieces)
+
     # 1. The search.
     tuned = tune(workload)
     # 2. All plans. A program is let go once it is timed, as a hundred of them would not fit into memory.
-    plans = candidates(workload, tuned.default, _BUCKETS)
     once = {}
-    for label, plan in plans.items():
-        task = full_step(workload, plan.strategy, pieces=plan.pieces)
-        [once[label]] = interleave({label: task}, *_FIRST)[label]
+    for label in candidates(workload, tuned.default, _BUCKETS):
+        [once[label]] = interleave({label: program(label)}, *_FIRST)[label]
     # 3. The best again.
     first = sorted(once, key=once.__getitem__)[:_FINALISTS]
     last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
-    known = plans | candidates(workload, tuned.default)
-    times = interleave(
-        {label: full_step(workload, known[label].strategy, pieces=known[label].pieces) for label in last}, *_LAST
-    )
+    times = interleave({label: program(label) for label in last}, *_LAST)
     if jax.process_index() == 0:
         found = {"tuned": tuned.best, "default": tuned.default, "steps": tuned.steps, "once": once, "times": times}
         print(json.dumps(found))

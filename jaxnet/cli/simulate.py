@@ -308,8 +308,9 @@ def _show_papers(args: argparse.Namespace) -> int:
     from jaxnet.cost.papers import PAPERS, compared
 
     if args.paper != "all" and args.paper not in PAPERS:
-        near = difflib.get_close_matches(args.paper, [*PAPERS, REDUCTION], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join([*PAPERS, REDUCTION])}"
+        names = [*PAPERS, REDUCTION]
+        near = difflib.get_close_matches(args.paper, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
         raise InputError(f"--paper {args.paper}: there is no such table; {hint}")
     papers = list(PAPERS.values()) if args.paper == "all" else [PAPERS[args.paper]]
     if args.pictures and len(papers) != 1:
