@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 MPI_STAMP := $(VENV)/.installed-mpi
 COMPILERS := $(VENV)-compilers
 
-.PHONY: help install install-mpi compilers train test test-all test-compilers matrix lint format docs bench hooks lock clean
+.PHONY: help install install-mpi compilers train test test-slow test-all test-compilers matrix lint format docs bench hooks lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -40,6 +40,10 @@ test: install  ## run the tests, or a part: make test TESTS=tests/comm
 
 test-all: install  ## run the slow repetitions too: more meshes, seeds and whole runs of what `make test` tests
 	$(PYTEST) $(ARGS) $(TESTS)
+
+# By default files of many tests come first.
+test-slow: install  ## run the slow repetitions alone: those that begin before SLOW_UNTIL, in an order that SLOW_ORDER draws
+	$(PYTEST) -m slow --no-loadscope-reorder $(ARGS) $(TESTS)
 
 # The compilers stand aside, or every process of the other tests would look for a TPU.
 test-compilers: compilers  ## compile every strategy for GPUs and TPUs that are not there

@@ -2,10 +2,12 @@
 
 import atexit
 import gc
+import hashlib
 import os
 import shutil
 import signal
 import tempfile
+import time
 
 import jax
 import pytest
@@ -43,6 +45,19 @@ def pytest_configure(config):
         os.environ["TESTS_SHARED"] = shared = tempfile.mkdtemp(prefix="jaxnet-tests-")
         os.environ["TESTS_COMPILE_CACHE"] = f"{shared}/compile_cache"
         atexit.register(shutil.rmtree, shared, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items):
+    """SLOW_ORDER, any text, draws the order of the files: where time is short, others are left out each time."""
+    if order := os.environ.get("SLOW_ORDER"):
+        items.sort(key=lambda item: hashlib.sha256(f"{order} {item.path.name}".encode()).digest())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """No slow test starts after SLOW_UNTIL, in seconds since 1970."""
+    if item.get_closest_marker("slow") and time.time() > float(os.environ.get("SLOW_UNTIL", "inf")):
+        pytest.skip("slow, and the time for slow tests is over")
 
 
 def pytest_collection_finish(session):

@@ -13,7 +13,6 @@ CASES = {
     "resnet50_v1": (28, "bfloat16", {"depths": (1, 1, 1, 1)}),
     "resnet50_d": (64, "float16", {"depths": (1, 1, 1, 1)}),
     "googlenet": (64, "float16", {}),
-    "googlenet_bn": (28, "bfloat16", {}),
     "inception_v3": (75, "float16", {}),
     "lstm": (28, "float16", {}),
     "vit_tiny": (28, "float16", {"patch": 7, "depth": 2, "dropout": 0.1}),
@@ -37,7 +36,7 @@ def drawn(shapes):
 
 
 # The widest of the Inceptions take longer than all the others together; resnet18 stands for its siblings.
-SLOW = {"googlenet_bn", "inception_v3", "resnet50_v1", "resnet50_d"}
+SLOW = {"inception_v3", "resnet50_v1", "resnet50_d"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
