@@ -2,6 +2,7 @@
 
     python benchmarks/decode.py [--json] [--rounds 7] [--images 1024] [--source auto|wallpapers|sklearn|texture]
     python benchmarks/decode.py --folder 20000 [--json] [--rounds 7] [--images 1024]
+    python benchmarks/decode.py --appetite 1000 2000 3000 [--json] [--rounds 7] [--images 1024]
 
 The photos are crops of 500x400 of real ones, encoded again at quality 96 (about 100 KB, as ImageNet's are): of
 Debian's lomiri-wallpapers-16.04 if it is installed, else of scikit-learn's two, else texture made on the spot. The
@@ -17,6 +18,10 @@ Rates are by the clock, and by the processor time of all threads: images a core-
 With --folder N other photos are read: N pieces of 256x256 of generated texture in ten classes, by ImageFolder from
 class folders and by ImageNet from ArrayRecord files of the same bytes. Then a fresh process for each reads three
 epochs, and says how much memory it holds once it has begun and after each epoch.
+
+With --appetite a consumer stands for an accelerator that trains so many images a second: it takes a batch, is busy as
+long as its rate says, and comes for the next. The output has the share of its time for which it waits
+(`data_wait_fraction`), beside one thread and two.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -257,6 +262,38 @@ def in_turn(contestants: Mapping[str, Callable[[int], Rates]], rounds: int, imag
     }  # fmt: skip
 
 
+# ---- A consumer of a given appetite ---------------------------------------------------------------------
+
+
+def waited(batches: Batches, appetite: float, images: int) -> float:
+    """The share of its time for which a consumer of `appetite` images a second waits for its batch."""
+    them, waits = ready(batches), 0.0
+    begin = time.perf_counter()
+    for _ in range(images // BATCH):
+        asked = time.perf_counter()
+        next(them)
+        waits += time.perf_counter() - asked
+        time.sleep(BATCH / appetite)
+    return waits / (time.perf_counter() - begin)
+
+
+def measure_appetites(appetites: Sequence[float], source: str, rounds: int, images: int) -> dict[str, Any]:
+    name, files = make_photos(source, 200)
+    found: dict[tuple[float, int], list[float]] = {}
+    with tempfile.TemporaryDirectory() as root:
+        write_record_files(Path(root), files)
+        for _, appetite, threads in itertools.product(range(rounds), appetites, (1, 2)):
+            found.setdefault((appetite, threads), []).append(waited(ours(Path(root), threads), appetite, images))
+    return {
+        "photos": f"{WIDTH}x{HEIGHT} of {name}, {statistics.mean(map(len, files)) / 1e3:.0f} KB each",
+        "decoder": decoding.best_decoder().name,
+        "data_wait_fraction": [
+            {"images_per_second": appetite, "threads": threads, "waited": statistics.median(several)}
+            for (appetite, threads), several in found.items()
+        ],
+    }
+
+
 # ---- A folder of pictures -------------------------------------------------------------------------------
 
 FORMS = ("folder", "records")
@@ -330,9 +367,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1024, help="that each gives in a round")
     parser.add_argument("--source", choices=["auto", "wallpapers", "sklearn", "texture"], default="auto")
     parser.add_argument("--folder", type=int, metavar="N", help="read N pictures from class folders, and from records")
+    parser.add_argument("--appetite", type=float, nargs="+", metavar="RATE", help="images a second of a consumer")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
-    if arguments.folder:
+    if arguments.appetite:
+        report = measure_appetites(arguments.appetite, arguments.source, arguments.rounds, arguments.images)
+    elif arguments.folder:
         report = measure_folder(arguments.folder, arguments.rounds, arguments.images)
     else:
         report = measure(arguments.source, arguments.rounds, arguments.images)
@@ -340,6 +380,11 @@ def main() -> None:
         print(json.dumps(report))
         return
     print(f"{report['photos']}; ours decodes with {report['decoder']}")
+    for row in report.get("data_wait_fraction", ()):
+        which = f"{row['images_per_second']:6,.0f} images/s beside {row['threads']} thread{'s' * (row['threads'] > 1)}"
+        print(f"a consumer of {which}: waits {row['waited']:.3f} of its time")
+    if arguments.appetite:
+        return
     for who, rate in report["rates"].items():
         print(f"{who:18} {rate['images_per_second']:7.0f} images/s {rate['images_per_core_second']:7.0f} a core-second")
     if arguments.folder:

@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NoReturn
@@ -122,10 +123,7 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
     address = _meet(place, timeout_seconds)
     _initialize(place, timeout_seconds, options)
     # 3. Set up collectives and exit, before any device is made.
-    if place.interface:
-        listen_on(interface=place.interface)
-    elif address:
-        listen_on(hostname=address)
+    make_gloo(hostname=None if place.interface else address, interface=place.interface)
     spare_thread()
     leave_on_uncaught_errors()
     told.notice()
@@ -155,14 +153,20 @@ def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -
         jax.config.update(_PREEMPTION, False)
     options = {**options, "heartbeat_timeout_seconds": heartbeat_seconds(os.environ)}
     if place.coordinator is None:
+        reason = None
         try:
             jax.distributed.initialize(initialization_timeout=int(timeout_seconds), **options)
         except (RuntimeError, ValueError) as error:
             reason = one_line(error)
+        else:
+            found = distributed.global_state.num_processes  # by mpi4py, if that is another MPI than mpirun's: 1
+            if place.process_count not in (None, found):
+                reason = f"it found {found} of {place.process_count}"
+        if reason:
             raise InputError(
                 f"JAX could not join the processes that {place.detected_by} describes ({reason});"
                 f" set {COORDINATOR}, {COUNT} and {INDEX} in each instead"
-            ) from None
+            )
         return
     go_around(os.environ, place.coordinator.host)
     jax.distributed.initialize(
@@ -216,35 +220,57 @@ def _exempt(environ: Mapping[str, str]) -> str:
     return next((environ[name] for name in _EXEMPT if environ.get(name)), "")
 
 
-# ---- Where Gloo listens --------------------------------------------------------------------------------
+# ---- Gloo ----------------------------------------------------------------------------------------------
 #
-# By default Gloo, which carries collectives of the CPU, listens on the address that the host's own name resolves to.
-# That is 127.0.1.1 on a stock Debian, and in containers often an address that others cannot reach: their connections
-# are refused. Gloo takes a host name or an interface, but JAX has no option for it. So the CPU backend is registered
-# again, made as JAX makes it except for that argument. The functions for it are private in JAX 0.10 to 0.12; only this
-# file uses them.
+# Two things of Gloo, which carries collectives of the CPU, are set as it is made, and JAX has no option for either. So
+# the CPU backend is registered again, made as JAX makes it except for them. The functions for it are private in JAX
+# 0.10 to 0.12; only this file uses them.
+#
+# 1. Where it listens. By default that is the address that the host's own name resolves to: 127.0.1.1 on a stock
+#    Debian, and in containers often one that others cannot reach, so that their connections are refused.
+# 2. How its thread is scheduled. Where a thread that sends is interrupted by Gloo's own, and holds the lock that this
+#    one wants, Gloo's asks for the lock without a pause until the kernel gives the core back: 4 ms for a message of
+#    1 KB where a process has one core, see docs/design/gloo.md. As a batch thread, Gloo's interrupts none.
 
 
-def listen_on(*, hostname: str | None = None, interface: str | None = None) -> None:
-    """Let CPU collectives of this process listen on an address or interface. Call it before any device is used.
+def make_gloo(*, hostname: str | None = None, interface: str | None = None) -> None:
+    """Let CPU collectives of this process listen on an address or interface, by a thread that interrupts no other.
 
-    Does nothing if JAX is set to an implementation other than Gloo, such as MPI.
+    Call it before any device is used. Does nothing if JAX is set to an implementation other than Gloo, such as MPI.
     """
     if getattr(jax.config, "jax_cpu_collectives_implementation", "gloo") != "gloo":
         return
     if not (hasattr(xla_bridge, "make_cpu_client") and hasattr(_jax, "make_gloo_tcp_collectives")):
+        if not (interface or hostname):
+            return
         raise InputError(
             f"JAX {jax.__version__} offers no way to choose where its CPU collectives listen"
             f" ({interface or hostname}); use a version from 0.10.2 to 0.12"
         )
 
     def make_client() -> Any:
-        collectives = _jax.make_gloo_tcp_collectives(
-            distributed_client=distributed.global_state.client, hostname=hostname, interface=interface
-        )
+        with _patient_threads():
+            collectives = _jax.make_gloo_tcp_collectives(
+                distributed_client=distributed.global_state.client, hostname=hostname, interface=interface
+            )
         return xla_bridge.make_cpu_client(collectives=collectives)
 
     register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+@contextmanager
+def _patient_threads() -> Iterator[None]:
+    """Threads that start within wait for a core until who has it rests or its time is up."""
+    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield  # whoever started this process has chosen
+        return
+    with suppress(OSError):  # a container may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 # ---- A thread to compute -------------------------------------------------------------------------------

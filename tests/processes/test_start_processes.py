@@ -14,6 +14,7 @@ from support.programs import Program, launch, write_program
 pytestmark = pytest.mark.processes
 
 START = """
+import os
 import sys
 import jax
 from jaxnet.cluster.agreement import check_agreement
@@ -26,6 +27,12 @@ def addresses_listened_on():
     rows = [line.split() for line in open("/proc/self/net/tcp").readlines()[1:]]
     hexadecimal = [row[1].partition(":")[0] for row in rows if row[3] == "0A"]
     return {".".join(str(byte) for byte in reversed(bytes.fromhex(text))) for text in hexadecimal}
+
+def batch_threads():
+    '''Whether the main thread is one that interrupts no other, and how many of the others are.'''
+    policy = lambda task: int(open(f"/proc/self/task/{task}/stat").read().rpartition(")")[2].split()[38])
+    batch = {int(task): policy(task) == os.SCHED_BATCH for task in os.listdir("/proc/self/task")}
+    return batch.pop(os.getpid()), sum(batch.values())
 """
 ADD = (
     START
@@ -35,6 +42,7 @@ def main():
     from jax.experimental.multihost_utils import process_allgather
     total = int(process_allgather(jax.numpy.ones(1)).sum())
     print(f"\\nresult {total} {cluster.interface} {cluster.address}")
+    print("batch", *batch_threads())
     print("listening", *addresses_listened_on())
     return 0
 
@@ -183,6 +191,7 @@ def test_collectives_on_this_machine(program, interface):
         address = None if interface else "127.0.0.1"
         for rank in range(2):
             assert f"[{rank}] result 2 {interface} {address}" in job.out
+            assert f"[{rank}] batch False 1" in job.out  # Gloo's
 
 
 def test_tasks_of_slurm_meet_where_jax_would_look_for_them(program, port):

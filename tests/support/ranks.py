@@ -78,10 +78,13 @@ class Ranks:
 def main(target, rank, count, port, devices, *arguments):
     import jax
 
+    from jaxnet.cluster.start import make_gloo
+
     jax.config.update("jax_num_cpu_devices", int(devices))
     if int(count) > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(rank))
+        make_gloo(hostname="127.0.0.1")
     module, function = target.split(":")
     result = getattr(importlib.import_module(module.replace("/", ".")), function)(int(rank), *arguments)
     print(json.dumps(result), flush=True)
