@@ -77,8 +77,10 @@ def originals(source: str) -> tuple[str, list[Image.Image]]:
 
 
 def make_photos(source: str, count: int) -> tuple[str, list[bytes]]:
+    """Photos, and what they are."""
     name, pictures = originals(source)
-    return name, list(pieces(pictures, count, WIDTH, HEIGHT))
+    files = list(pieces(pictures, count, WIDTH, HEIGHT))
+    return f"{WIDTH}x{HEIGHT} of {name}, {statistics.mean(map(len, files)) / 1e3:.0f} KB each", files
 
 
 def pieces(pictures: list[Image.Image], count: int, width: int, height: int) -> Iterator[bytes]:
@@ -232,7 +234,7 @@ def timed(them: Iterator[Any], images: int) -> Rates:
 
 
 def measure(source: str, rounds: int, images: int) -> dict[str, Any]:
-    name, files = make_photos(source, 200)
+    photos, files = make_photos(source, 200)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         paths = [root / f"{i}.jpeg" for i in range(len(files))]
@@ -242,7 +244,7 @@ def measure(source: str, rounds: int, images: int) -> dict[str, Any]:
         medians = in_turn(contestants(root / "tfds", paths, stack), rounds, images)
     one, two, apart = (medians[f"ours, {n}"]["images_per_second"] for n in ("1 thread", "2 threads", "2 processes"))
     return {
-        "photos": f"{WIDTH}x{HEIGHT} of {name}, {statistics.mean(map(len, files)) / 1e3:.0f} KB each",
+        "photos": photos,
         "decoder": decoding.best_decoder().name,
         "rates": medians,
         "two_threads_to_one": two / one,
@@ -278,14 +280,14 @@ def waited(batches: Batches, appetite: float, images: int) -> float:
 
 
 def measure_appetites(appetites: Sequence[float], source: str, rounds: int, images: int) -> dict[str, Any]:
-    name, files = make_photos(source, 200)
+    photos, files = make_photos(source, 200)
     found: dict[tuple[float, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as root:
         write_record_files(Path(root), files)
         for _, appetite, threads in itertools.product(range(rounds), appetites, (1, 2)):
             found.setdefault((appetite, threads), []).append(waited(ours(Path(root), threads), appetite, images))
     return {
-        "photos": f"{WIDTH}x{HEIGHT} of {name}, {statistics.mean(map(len, files)) / 1e3:.0f} KB each",
+        "photos": photos,
         "decoder": decoding.best_decoder().name,
         "data_wait_fraction": [
             {"images_per_second": appetite, "threads": threads, "waited": statistics.median(several)}
@@ -380,10 +382,11 @@ def main() -> None:
         print(json.dumps(report))
         return
     print(f"{report['photos']}; ours decodes with {report['decoder']}")
-    for row in report.get("data_wait_fraction", ()):
-        which = f"{row['images_per_second']:6,.0f} images/s beside {row['threads']} thread{'s' * (row['threads'] > 1)}"
-        print(f"a consumer of {which}: waits {row['waited']:.3f} of its time")
     if arguments.appetite:
+        for row in report["data_wait_fraction"]:
+            beside = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
+            rate = f"{row['images_per_second']:6,.0f} images/s"
+            print(f"a consumer of {rate} beside {beside}: waits {row['waited']:.3f} of its time")
         return
     for who, rate in report["rates"].items():
         print(f"{who:18} {rate['images_per_second']:7.0f} images/s {rate['images_per_core_second']:7.0f} a core-second")

@@ -38,7 +38,7 @@ _OPTIONS = ["--allow-run-as-root", "--bind-to", "none", *(w for pair in _MCA.ite
 
 
 def work(transport: str, calls: int) -> None:
-    """Time every case of a transport; process 0 prints a line of JSON."""
+    """Time every case of a transport; process 0 prints a line of JSON: what is summed, which way, ms."""
     import jax
     import numpy as np
 
@@ -59,11 +59,11 @@ def work(transport: str, calls: int) -> None:
             "Gloo ring": comm.ring("host"),
             "Gloo halving_doubling": comm.halving_doubling("host"),
         }
-    found = {}
-    for name, sizes, reducer in cases(ways):
+    found = []
+    for case, sizes, reducer in cases(ways):
         values = [np.ones((mesh.shape["host"], 1, size), np.float32) for size in sizes]
         call = summing(reducer, mesh, values)
-        found["|".join(name)] = statistics.median(times_of(call, calls)) * 1e3
+        found.append((*case, 1e3 * statistics.median(times_of(call, calls))))
     if first:
         print(json.dumps(found), flush=True)
 
@@ -114,23 +114,24 @@ def times_of(call: Callable[[], object], calls: int) -> list[float]:
 def measured(rate: str, rounds: int, calls: int) -> dict[Case, list[float]]:
     """Run the rounds on hosts of their own; ms of each round, for each case."""
     from jaxnet.cluster.job_token import new_token
-    from jaxnet.operations.lab import kernel, network
+    from jaxnet.operations.lab import network
     from jaxnet.operations.lab.run import Lab, rank_on_host, share_cores
     from jaxnet.operations.launchers.job import find_command
+    from jaxnet.operations.supervise import Rank
 
     lab = Lab(2, network.parse_rate(rate), cpus_per_host=1)
     networks = network.build(lab.hosts, lab.rate)
     network.name_hosts(lab.hosts)
     cores = share_cores(sorted(os.sched_getaffinity(0)), lab.hosts, lab.cpus_per_host)
-    os.environ |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    os.environ["PYTHONPATH"] = str(ROOT)
     worker = ["-m", "benchmarks.small_messages", "--calls", str(calls), "--worker"]
 
-    def place(host: int) -> tuple[str, str, str]:
-        return network.host_name(host), networks[host], ",".join(map(str, cores[host]))
+    def on_host(host: int, command: Sequence[str], token: str = "") -> Rank:
+        return rank_on_host(host, command, lab, networks, cores, token)
 
     def by_gloo() -> str:
         command, token = [sys.executable, *worker, "gloo"], new_token()
-        ranks = [rank_on_host(index, command, lab, networks, cores, token) for index in range(lab.hosts)]
+        ranks = [on_host(host, command, token) for host in range(lab.hosts)]
         running = [subprocess.Popen(each.command, env=each.environment, stdout=-1, text=True) for each in ranks]
         first, _ = (process.communicate()[0] for process in running)
         return first
@@ -139,19 +140,18 @@ def measured(rate: str, rounds: int, calls: int) -> dict[Case, list[float]]:
         with tempfile.TemporaryDirectory() as folder:
             # mpirun calls it as it would call ssh: the host's name, then a line for its shell.
             agent = Path(folder, "agent")
-            on_host = shlex.join(kernel.on_host(*place(1), ["/bin/sh"]))
-            agent.write_text(f'#!/bin/sh\nshift\nexec {on_host} -c "$*"\n')
+            shell = shlex.join(on_host(1, ["/bin/sh"]).command)
+            agent.write_text(f'#!/bin/sh\nshift\nexec {shell} -c "$*"\n')
             agent.chmod(0o755)
             options = [*_OPTIONS, "--mca", "plm_rsh_agent", str(agent), "--host", "host0:1,host1:1"]
             starter = [*find_command(["mpirun"]), *options, "-n", "2", sys.executable, "-m", "mpi4py"]
-            command = kernel.on_host(*place(0), [*starter, *worker, "mpi"])
+            command = on_host(0, [*starter, *worker, "mpi"]).command
             return subprocess.run(command, stdout=-1, text=True, check=True).stdout
 
     found: dict[Case, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for job in (by_gloo, by_mpi):
-            for case, milliseconds in json.loads(job().splitlines()[-1]).items():
-                row, way = case.split("|")
+            for row, way, milliseconds in json.loads(job().splitlines()[-1]):
                 found[row, way].append(milliseconds)
     return dict(found)
 

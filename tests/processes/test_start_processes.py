@@ -30,8 +30,7 @@ def addresses_listened_on():
 
 def batch_threads():
     '''Whether the main thread is one that interrupts no other, and how many of the others are.'''
-    policy = lambda task: int(open(f"/proc/self/task/{task}/stat").read().rpartition(")")[2].split()[38])
-    batch = {int(task): policy(task) == os.SCHED_BATCH for task in os.listdir("/proc/self/task")}
+    batch = {task: os.sched_getscheduler(task) == os.SCHED_BATCH for task in map(int, os.listdir("/proc/self/task"))}
     return batch.pop(os.getpid()), sum(batch.values())
 """
 ADD = (

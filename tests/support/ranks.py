@@ -78,10 +78,10 @@ class Ranks:
 def main(target, rank, count, port, devices, *arguments):
     import jax
 
-    from jaxnet.cluster.start import make_gloo
-
     jax.config.update("jax_num_cpu_devices", int(devices))
     if int(count) > 1:
+        from jaxnet.cluster.start import make_gloo
+
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(rank))
         make_gloo(hostname="127.0.0.1")
