@@ -1,8 +1,9 @@
-"""The networks of throughput.py, their images, and what its workers are told. Needs neither JAX nor PyTorch."""
+"""What throughput.py and layers.py time: networks, their images and layers. Needs neither JAX nor PyTorch."""
 
 import argparse
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 CLASSES = 1000
 IMAGE = (224, 224, 3)
@@ -31,6 +32,65 @@ NETWORKS = {
     "resnet50": Network("resnet50"),
     "vgg16": Network("vgg16"),
 }
+
+
+DIRECTIONS = ("forward", "to_inputs", "to_kernel")  # the latter two are gradients
+
+
+class Layer(NamedTuple):
+    """A convolution of [batch, height, width, channels] or a product of [batch, ..., channels].
+
+    Attributes:
+        inputs: their shape.
+        kernel: [height, width, channels / groups, features] or [channels, features].
+        stride: of both dims.
+        padding: pixels before and after, of each dim.
+        groups: of channels.
+    """
+
+    inputs: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: int = 1
+    padding: tuple[int, ...] = (0, 0)
+    groups: int = 1
+
+    @classmethod
+    def of(cls, given: Sequence[Any]) -> "Layer":
+        """From a list of JSON."""
+        inputs, kernel, stride, padding, groups = given
+        return cls(tuple(inputs), tuple(kernel), stride, tuple(padding), groups)
+
+    @property
+    def is_product(self) -> bool:
+        return len(self.kernel) == 2
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Shape of the results.
+
+        >>> Layer((16, 224, 224, 3), (7, 7, 3, 64), stride=2, padding=(3, 3)).outputs
+        (16, 112, 112, 64)
+        """
+        if self.is_product:
+            return (*self.inputs[:-1], self.kernel[-1])
+        sides = zip(self.inputs[1:-1], self.kernel[:-2], self.padding, strict=True)
+        sizes = ((side + 2 * pad - size) // self.stride + 1 for side, size, pad in sides)
+        return (self.inputs[0], *sizes, self.kernel[-1])
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of each direction: two for each element of the results and each of its factors."""
+        return 2 * math.prod(self.outputs) * math.prod(self.kernel[:-1])
+
+    @property
+    def label(self) -> str:
+        """Such as `3x3/2 64>128 at 56x56`."""
+        channels = f"{self.inputs[-1]}>{self.kernel[-1]}"
+        if self.is_product:
+            return f"{' x '.join(map(str, self.inputs[:-1]))} x {channels}"
+        stride, groups = f"/{self.stride}" * (self.stride > 1), f" in {self.groups} groups" * (self.groups > 1)
+        sizes = ["x".join(map(str, dims)) for dims in (self.kernel[:2], self.inputs[1:3])]
+        return f"{sizes[0]}{stride} {channels}{groups} at {sizes[1]}"
 
 
 def worker_arguments(description: str | None, variants: Sequence[str]) -> argparse.Namespace:

@@ -37,7 +37,7 @@ from jaxnet.comm import (
 from jaxnet.cost.workloads import PreparedStep, Workload
 from jaxnet.errors import InputError
 from jaxnet.parallel import Mode
-from jaxnet.parallel.device_step import example_keys
+from jaxnet.parallel.device_step import example_keys, value_and_gradient
 from jaxnet.parallel.layout import OWN
 from jaxnet.parallel.pieces import crosses_steps, sums_by_message
 from jaxnet.parallel.state import first_comm
@@ -130,7 +130,7 @@ def partial_gradient(workload: Workload, leaves: Sequence[int]) -> TimedProgram:
         params, stats, key = given
         keys = example_keys(key, jnp.int32(0), batch["id"])
         params = lax.pcast(params, AXES, to="varying")
-        (loss, _), grads = jax.value_and_grad(workload.loss_fn, has_aux=True)(params, stats, batch, keys)
+        (loss, _), grads = value_and_gradient(workload.loss_fn)(params, stats, batch, keys)
         all_grads = jax.tree.leaves(grads)
         results = [loss, *(all_grads[leaf] for leaf in leaves)]
         # Calls wait for each other through the token: results of one program are ready together.

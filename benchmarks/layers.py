@@ -1,0 +1,200 @@
+"""The products and convolutions of a network one by one: how fast XLA:CPU computes them, and how fast PyTorch does.
+
+    python -m benchmarks.layers --network dense --cores 1
+    python -m benchmarks.layers --network resnet50 --batch 16
+
+A training step needs each layer in three directions: forward, the gradient of its inputs and that of its kernel. Both
+frameworks are given the same layers, as jaxnet's networks compute them and as PyTorch's do, by MKL and oneDNN; with
+channels last and first, of which the faster counts. A worker of each is asked in turn, never two at once; figures are
+medians over the rounds. Freed memory stays with the worker, so that no time goes into pages. Needs PyTorch's
+environment (benchmarks/peers/README.md).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+from jax import lax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jaxnet
+from benchmarks.peers.compare import Worker
+from benchmarks.peers.networks import CLASSES, DIRECTIONS, IMAGE, NETWORKS, Layer
+from benchmarks.peers.rounds import in_turn
+from jaxnet.cost.shapes import SIZES
+from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.models import ZOO
+from jaxnet.models.convolution import Convolution
+
+PEERS = Path(__file__).resolve().parent / "peers"
+WORKLOAD, TRANSFORMER = "dense", "transformer"  # besides the networks of images
+LAYOUTS = {"jax": ("last",), "torch": ("last", "first")}
+_FLOPS_A_TURN = 1e10  # a call more often, until so many: some 0.1 s
+# Freed memory is kept: else each result lies on fresh pages, and clearing these takes longer than many a product.
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**63)}
+
+
+class Row(NamedTuple):
+    """A layer in a direction: how often a step needs it, and milliseconds of a call."""
+
+    layer: Layer
+    direction: str
+    times: int
+    jax: float
+    torch: float
+
+    @property
+    def gigaflops(self) -> tuple[float, float]:
+        """Of both frameworks, a second."""
+        return tuple(self.layer.flops / milliseconds / 1e6 for milliseconds in (self.jax, self.torch))  # type: ignore[return-value]
+
+
+def layers_of(network: str, batch: int | None) -> Counter[tuple[Layer, str]]:
+    """How often a training step needs each layer in each direction; the gradient of examples is never needed.
+
+    >>> layers_of("dense", 8)[Layer((8, 1024), (1024, 1024)), "to_inputs"]
+    7
+    """
+    found = list(_in_workload(network, batch) if network == WORKLOAD else _in_network(network, batch or 16))
+    needed = Counter((layer, direction) for layer in found for direction in DIRECTIONS)
+    needed[found[0], "to_inputs"] -= network != TRANSFORMER  # below its first product lies an embedding
+    return +needed
+
+
+def _in_workload(name: str, batch: int | None) -> Iterator[Layer]:
+    """The kernels of a workload of products, which follow each other."""
+    sizes = SIZES[name]
+    for kernel in sizes.leaves:
+        yield Layer((batch or sizes.batch, kernel[0]), kernel)
+
+
+def _in_network(name: str, batch: int) -> list[Layer]:
+    """The layers of a network, in the order in which it calls them."""
+    found: list[Layer] = []
+
+    def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        module, outputs = context.module, call(*args, **kwargs)
+        if context.method_name == "__call__" and isinstance(module, nn.Dense | Convolution):
+            found.append(_layer(module, args[0].shape))
+        return outputs
+
+    if name == TRANSFORMER:
+        network: nn.Module = jaxnet.load_config("configs/text_transformer.py").model
+        examples = jax.ShapeDtypeStruct((batch, network.positions), "uint8")
+    else:
+        network = ZOO[NETWORKS[name].zoo].build(num_classes=CLASSES)
+        examples = jax.ShapeDtypeStruct((batch, *IMAGE), "float32")
+    with nn.intercept_methods(note):
+        jax.eval_shape(lambda given: network.init(jax.random.key(0), given, train=False), examples)
+    return found
+
+
+def _layer(module: nn.Dense | Convolution, inputs: tuple[int, ...]) -> Layer:
+    if isinstance(module, nn.Dense):
+        return Layer(inputs, (inputs[-1], module.features))
+    groups, padding = module.feature_group_count, module.padding
+    if isinstance(padding, int):
+        pads = [(padding, padding)] * 2
+    elif isinstance(padding, str):
+        pads = lax.padtype_to_pads(inputs[1:3], module.kernel_size, (module.strides,) * 2, padding)
+    else:
+        pads = list(padding)
+    if any(before != after for before, after in pads):
+        raise InputError(f"PyTorch's convolutions pad both sides alike; {module.name} pads {pads}")
+    kernel = (*module.kernel_size, inputs[-1] // groups, module.features)
+    return Layer(inputs, kernel, module.strides, tuple(before for before, _ in pads), groups)
+
+
+# ---- Timing ---------------------------------------------------------------------------------------------------
+
+
+def measure(needed: Mapping[tuple[Layer, str], int], torch_python: str, rounds: int, cores: int) -> list[Row]:
+    """Time every layer in every direction, in both frameworks by turns."""
+    layers = list(dict.fromkeys(layer for layer, _ in needed))
+    pythons = {"jax": sys.executable, "torch": torch_python}
+    turns = [
+        (framework, f"{layout} {layers.index(layer)} {direction}", layer)
+        for layer, direction in needed
+        for framework, layouts in LAYOUTS.items()
+        for layout in layouts
+    ]
+    times: dict[tuple[str, str], list[float]] = {turn[:2]: [] for turn in turns}
+    with ExitStack() as stack:
+        workers = {
+            framework: stack.enter_context(
+                Worker(
+                    framework,
+                    [python, str(PEERS / f"layers_{framework}.py"), json.dumps(layers), str(cores)],
+                    _KEEP_MEMORY,
+                )
+            )
+            for framework, python in pythons.items()
+        }
+        for _, (framework, variant, layer) in in_turn(turns, rounds):
+            calls = max(1, round(_FLOPS_A_TURN / layer.flops))
+            times[framework, variant].append(workers[framework].milliseconds(variant, calls))
+
+    def best(framework: str, layer: Layer, direction: str) -> float:
+        labels = (f"{layout} {layers.index(layer)} {direction}" for layout in LAYOUTS[framework])
+        return min(statistics.median(times[framework, label]) for label in labels)
+
+    return [Row(*key, count, *(best(framework, *key) for framework in pythons)) for key, count in needed.items()]
+
+
+# ---- The table ----------------------------------------------------------------------------------------------------
+
+
+def text(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of Markdown: a row a layer and direction, then the sums over a step."""
+    yield "| layer | direction | times | GFLOP | ms | PyTorch, ms | GFLOP/s | PyTorch | PyTorch / jaxnet |"
+    yield "| --- " * 9 + "|"
+    for row in rows:
+        ours, theirs = row.gigaflops
+        yield (
+            f"| {row.layer.label} | {row.direction.replace('_', ' ')} | {row.times} | {row.layer.flops / 1e9:.2f} "
+            f"| {row.jax:.2f} | {row.torch:.2f} | {ours:.0f} | {theirs:.0f} | {row.torch / row.jax:.2f} |"
+        )
+    for direction in (*DIRECTIONS, ""):
+        own = [row for row in rows if direction in ("", row.direction)]
+        flops = sum(row.times * row.layer.flops for row in own)
+        ours, theirs = (sum(row.times * getattr(row, framework) for row in own) for framework in ("jax", "torch"))
+        yield (
+            f"| **a step** | {direction.replace('_', ' ') or 'all'} | {sum(row.times for row in own)} "
+            f"| {flops / 1e9:.1f} | {ours:.1f} | {theirs:.1f} | {flops / ours / 1e6:.0f} | {flops / theirs / 1e6:.0f} "
+            f"| **{theirs / ours:.2f}** |"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=(WORKLOAD, TRANSFORMER, *NETWORKS), default=WORKLOAD)
+    parser.add_argument("--batch", type=int, help="examples; default: the workload's, or 16 images")
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="default: all of this process")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--torch-python", default=".venv-torch/bin/python", help="default %(default)s")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    args = parser.parse_args()
+    if not Path(args.torch_python).is_file():
+        raise InputError(f"no Python at {args.torch_python}: make it with benchmarks/peers/environment.sh")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])  # the workers inherit it
+    jax.config.update("jax_platforms", "cpu")
+    rows = measure(layers_of(args.network, args.batch), args.torch_python, args.rounds, args.cores)
+    if args.json:
+        print(json.dumps({**vars(args), "rows": [row._asdict() for row in rows]}))
+    else:
+        print("\n".join(text(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    exit_cleanly(main)
