@@ -74,7 +74,13 @@ class Small(Workload):
         return x
 
 
-_MODELS: dict[str, type[Workload]] = {"dense": Dense, "vgg": Vgg, "resnet50": ResNet50, "small": Small}
+_MODELS: dict[str, type[Workload]] = {
+    "dense": Dense,
+    "vgg": Vgg,
+    "resnet50": ResNet50,
+    "odd": Dense,
+    "small": Small,
+}
 
 
 def make_workload(name: str) -> Workload:

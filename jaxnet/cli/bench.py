@@ -187,7 +187,7 @@ def add_workload(parser: Parser) -> None:
         "time the model and data of a Python file with get_config(), which is run, as the trainer trains it"
     )
     parser.add_argument(
-        "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50 or small"
+        "--model", metavar="NAME", help="or a built-in workload: dense (the default), vgg, resnet50, odd or small"
     )
     parser.add_argument(
         "--batch", type=batch_size, metavar="N", help="examples on each host; default: the workload's own"

@@ -215,5 +215,6 @@ LOSSES: dict[str, Callable[[Params, jax.Array], jax.Array]] = {
     "dense": _dense,
     "vgg": _vgg,
     "resnet50": _resnet50,
+    "odd": _dense,
     "small": _small,
 }

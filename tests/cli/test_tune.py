@@ -13,7 +13,7 @@ from support.programs import launch
 from support.refusals import every, refused, says
 
 WRONG = {
-    "no such model": ("tune --model nope", "--model nope: there is dense, vgg, resnet50, small"),
+    "no such model": ("tune --model nope", "--model nope: there is dense, vgg, resnet50, odd, small"),
     "a key without a config": ("tune batch_size=8", "batch_size=8: give --config FILE too"),
     "slower than nothing": ("tune --slower 4", "--slower: give --profile FILE too"),
     "no number of times": ("tune --profile p.json --slower fast", "'fast' must be a number from 0.001 to 1000"),

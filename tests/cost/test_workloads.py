@@ -27,8 +27,10 @@ def test_resnet50_has_its_161_gradients():
 def test_sizes_of_the_others():
     assert parameters("dense") == [1024 * 1024] * 8
     assert parameters("small") == [256] * 64  # 1 KB each
-    vgg = parameters("vgg")
+    vgg, odd = parameters("vgg"), parameters("odd")
     assert max(vgg) / sum(vgg) > 0.75
+    assert max(odd) / sum(odd) == pytest.approx(0.7, abs=0.01)
+    assert all(side % 2 for leaf in SIZES["odd"].leaves for side in leaf)
 
 
 @pytest.mark.parametrize(
@@ -49,5 +51,5 @@ def test_every_leaf_has_a_gradient_and_steps_lower_the_loss(name):
 
 
 def test_an_unknown_workload():
-    with pytest.raises(InputError, match="no workload 'vgg16'; there are: dense, vgg, resnet50, small"):
+    with pytest.raises(InputError, match="no workload 'vgg16'; there are: dense, vgg, resnet50, odd, small"):
         named_workload("vgg16", make_mesh(1))
