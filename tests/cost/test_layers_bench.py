@@ -30,7 +30,7 @@ def test_shapes_of_results():
     given = jax.ShapeDtypeStruct(STRIDED.inputs, "float32"), jax.ShapeDtypeStruct(STRIDED.kernel, "float32")
     assert STRIDED.outputs == jax.eval_shape(lambda x, k: convolve(x, k, 2, 1, 2), *given).shape
     assert PRODUCT.outputs == jnp.zeros(PRODUCT.inputs).dot(jnp.zeros(PRODUCT.kernel)).shape
-    assert STRIDED == Layer.of([list(part) if isinstance(part, tuple) else part for part in STRIDED])
+    assert Layer.of([list(part) if isinstance(part, tuple) else part for part in STRIDED]) == STRIDED
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
