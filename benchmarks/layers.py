@@ -3,11 +3,11 @@
     python -m benchmarks.layers --network dense --cores 1
     python -m benchmarks.layers --network resnet50 --batch 16
 
-A training step needs each layer in three directions: forward, the gradient of its inputs and that of its kernel. Both
-frameworks are given the same layers, as jaxnet's networks compute them and as PyTorch's do, by MKL and oneDNN; with
-channels last and first, of which the faster counts. A worker of each is asked in turn, never two at once; figures are
-medians over the rounds. Freed memory stays with the worker, so that no time goes into pages. Needs PyTorch's
-environment (benchmarks/peers/README.md).
+A training step needs each layer in three directions: forward, the gradient of its inputs and that of its kernel. Each is
+timed as jaxnet's step computes it, as JAX writes it by itself, and as PyTorch does, by MKL and oneDNN, with channels last
+or first, whichever is faster. A worker of each framework is asked in turn, never two at once; figures are medians over
+the rounds. Freed memory stays with the worker, so that no time goes into pages. Needs PyTorch's environment
+(benchmarks/peers/README.md).
 """
 
 import argparse
@@ -38,7 +38,8 @@ from jaxnet.models.convolution import Convolution
 
 PEERS = Path(__file__).resolve().parent / "peers"
 WORKLOAD, TRANSFORMER = "dense", "transformer"  # besides the networks of images
-LAYOUTS = {"jax": ("last",), "torch": ("last", "first")}
+# Whose worker times a column, and in which variants; the fastest counts. `written` is what JAX alone makes of a layer.
+COLUMNS = {"jaxnet": ("jax", ("step",)), "written": ("jax", ("written",)), "torch": ("torch", ("last", "first"))}
 _FLOPS_A_TURN = 1e10  # a call more often, until so many: some 0.1 s
 # Freed memory is kept: else each result lies on fresh pages, and clearing these takes longer than many a product.
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**63)}
@@ -50,13 +51,9 @@ class Row(NamedTuple):
     layer: Layer
     direction: str
     times: int
-    jax: float
+    jaxnet: float
+    written: float
     torch: float
-
-    @property
-    def gigaflops(self) -> tuple[float, float]:
-        """Of both frameworks, a second."""
-        return tuple(self.layer.flops / milliseconds / 1e6 for milliseconds in (self.jax, self.torch))  # type: ignore[return-value]
 
 
 def layers_of(network: str, batch: int | None) -> Counter[tuple[Layer, str]]:
@@ -119,14 +116,14 @@ def _layer(module: nn.Dense | Convolution, inputs: tuple[int, ...]) -> Layer:
 
 
 def measure(needed: Mapping[tuple[Layer, str], int], torch_python: str, rounds: int, cores: int) -> list[Row]:
-    """Time every layer in every direction, in both frameworks by turns."""
+    """Time every layer in every direction, by turns."""
     layers = list(dict.fromkeys(layer for layer, _ in needed))
     pythons = {"jax": sys.executable, "torch": torch_python}
     turns = [
-        (framework, f"{layout} {layers.index(layer)} {direction}", layer)
+        (framework, f"{variant} {layers.index(layer)} {direction}", layer)
         for layer, direction in needed
-        for framework, layouts in LAYOUTS.items()
-        for layout in layouts
+        for framework, variants in COLUMNS.values()
+        for variant in variants
     ]
     times: dict[tuple[str, str], list[float]] = {turn[:2]: [] for turn in turns}
     with ExitStack() as stack:
@@ -144,35 +141,37 @@ def measure(needed: Mapping[tuple[Layer, str], int], torch_python: str, rounds: 
             calls = max(1, round(_FLOPS_A_TURN / layer.flops))
             times[framework, variant].append(workers[framework].milliseconds(variant, calls))
 
-    def best(framework: str, layer: Layer, direction: str) -> float:
-        labels = (f"{layout} {layers.index(layer)} {direction}" for layout in LAYOUTS[framework])
+    def best(column: str, layer: Layer, direction: str) -> float:
+        framework, variants = COLUMNS[column]
+        labels = (f"{variant} {layers.index(layer)} {direction}" for variant in variants)
         return min(statistics.median(times[framework, label]) for label in labels)
 
-    return [Row(*key, count, *(best(framework, *key) for framework in pythons)) for key, count in needed.items()]
+    return [Row(*key, count, *(best(column, *key) for column in COLUMNS)) for key, count in needed.items()]
 
 
 # ---- The table ----------------------------------------------------------------------------------------------------
 
 
 def text(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines of Markdown: a row a layer and direction, then the sums over a step."""
-    yield "| layer | direction | times | GFLOP | ms | PyTorch, ms | GFLOP/s | PyTorch | PyTorch / jaxnet |"
-    yield "| --- " * 9 + "|"
+    """Lines of Markdown: a row a layer and direction, then the sums over a step; milliseconds, and GFLOP/s behind."""
+    yield "| layer | direction | times | GFLOP | jaxnet | as JAX writes it | PyTorch | PyTorch / jaxnet |"
+    yield "| --- " * 8 + "|"
     for row in rows:
-        ours, theirs = row.gigaflops
-        yield (
-            f"| {row.layer.label} | {row.direction.replace('_', ' ')} | {row.times} | {row.layer.flops / 1e9:.2f} "
-            f"| {row.jax:.2f} | {row.torch:.2f} | {ours:.0f} | {theirs:.0f} | {row.torch / row.jax:.2f} |"
+        yield _line(
+            row.layer.label, row.direction, row.times, row.layer.flops, [getattr(row, each) for each in COLUMNS]
         )
-    for direction in (*DIRECTIONS, ""):
-        own = [row for row in rows if direction in ("", row.direction)]
-        flops = sum(row.times * row.layer.flops for row in own)
-        ours, theirs = (sum(row.times * getattr(row, framework) for row in own) for framework in ("jax", "torch"))
-        yield (
-            f"| **a step** | {direction.replace('_', ' ') or 'all'} | {sum(row.times for row in own)} "
-            f"| {flops / 1e9:.1f} | {ours:.1f} | {theirs:.1f} | {flops / ours / 1e6:.0f} | {flops / theirs / 1e6:.0f} "
-            f"| **{theirs / ours:.2f}** |"
-        )
+    for direction in (*DIRECTIONS, "all"):
+        own = [row for row in rows if direction in (row.direction, "all")]
+        flops, times = sum(row.times * row.layer.flops for row in own), sum(row.times for row in own)
+        sums = [sum(row.times * getattr(row, column) for row in own) for column in COLUMNS]
+        yield _line("**a step**", direction, times, flops, sums)
+
+
+def _line(label: str, direction: str, times: int, flops: int, milliseconds: Sequence[float]) -> str:
+    cells = (f"{value:.2f} ({flops / value / 1e6:.0f})" for value in milliseconds)
+    ratio = milliseconds[-1] / milliseconds[0]
+    head = f"| {label} | {direction.replace('_', ' ')} | {times} | {flops / 1e9:.2f} "
+    return f"{head}| {' | '.join(cells)} | {ratio:.2f} |"
 
 
 def main() -> int:

@@ -17,8 +17,10 @@ from jaxnet.models import network_options
 from jaxnet.models.convolution import convolve
 from jaxnet.parallel.kernel_gradients import fast_kernel_gradients
 
+VARIANTS: dict[str, Callable[..., Any]] = {"step": fast_kernel_gradients, "written": lambda call: call}
 
-def layer_run(layer: Layer, direction: str) -> Callable[[int], None]:
+
+def layer_run(layer: Layer, direction: str, variant: str) -> Callable[[int], None]:
     """So many calls; each writes over the result of the call before."""
 
     def forward(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -38,7 +40,7 @@ def layer_run(layer: Layer, direction: str) -> Callable[[int], None]:
     given = [draw(0, layer.inputs), draw(1, layer.kernel), draw(2, layer.outputs)]
     result = jnp.zeros({"forward": layer.outputs, "to_inputs": layer.inputs, "to_kernel": layer.kernel}[direction])
     compiled: Any = jax.jit(
-        fast_kernel_gradients(call),
+        VARIANTS[variant](call),
         donate_argnums=3,
         keep_unused=True,
         compiler_options=network_options(jax.default_backend()),
@@ -56,9 +58,10 @@ def layer_run(layer: Layer, direction: str) -> Callable[[int], None]:
 def main() -> None:
     layers = [Layer.of(given) for given in json.loads(sys.argv[1])]
     runs = {
-        f"last {index} {direction}": layer_run(layer, direction)
+        f"{variant} {index} {direction}": layer_run(layer, direction, variant)
         for index, layer in enumerate(layers)
         for direction in DIRECTIONS
+        for variant in VARIANTS
     }
     serve_runs("jax", runs, WARMUP_STEPS)
 

@@ -21,7 +21,6 @@ from jaxnet.cluster.job_token import token_in
 from jaxnet.cluster.mpi import ControlChannel
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.cluster.tls import check_credentials, credentials_in, initialize_options
-from jaxnet.cluster.told import told
 from jaxnet.errors import InputError, one_line
 
 
@@ -126,7 +125,6 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
     make_gloo(hostname=None if place.interface else address, interface=place.interface)
     spare_thread()
     leave_on_uncaught_errors()
-    told.notice()
     return Cluster(
         process_index=jax.process_index() if place.process_index is None else place.process_index,
         process_count=jax.process_count() if place.process_count is None else place.process_count,

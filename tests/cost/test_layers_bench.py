@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.layers import Row, layers_of, text
-from benchmarks.peers.layers_jax import layer_run
+from benchmarks.peers.layers_jax import VARIANTS, layer_run
 from benchmarks.peers.networks import CLASSES, DIRECTIONS, NETWORKS, Layer
 from jaxnet.models import ZOO
 from jaxnet.models.convolution import convolve
@@ -33,12 +33,14 @@ def test_shapes_of_results():
     assert Layer.of([list(part) if isinstance(part, tuple) else part for part in STRIDED]) == STRIDED
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layer", [STRIDED, PRODUCT], ids=["convolution", "product"])
-def test_a_layer_runs(layer, direction):
-    layer_run(layer, direction)(2)
+def test_a_layer_runs(layer, direction, variant):
+    layer_run(layer, direction, variant)(2)
 
 
 def test_the_table_ends_with_the_sums_of_a_step():
-    rows = [Row(PRODUCT, direction, 3, 2.0, 1.0) for direction in DIRECTIONS]
-    assert list(text(rows))[-1].split("|")[2:7] == [" all ", " 9 ", " 0.0 ", " 18.0 ", " 9.0 "]
+    rows = [Row(PRODUCT, direction, 3, jaxnet=2.0, written=3.0, torch=1.0) for direction in DIRECTIONS]
+    cells = [cell.strip() for cell in list(text(rows))[-1].split("|")]
+    assert cells[2:-1] == ["all", "9", "0.00", "18.00 (0)", "27.00 (0)", "9.00 (0)", "0.50"]

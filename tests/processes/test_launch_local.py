@@ -204,6 +204,15 @@ def test_a_stopped_rank_ends_with_the_job(program):
         assert job.finish() == 143
 
 
+def test_sigterm_ends_ranks_that_only_joined(program):
+    """As those of a benchmark; a run of the trainer answers it by itself."""
+    joined = "from jaxnet.cluster.start import start\nstart()\nprint('ready')\nsignal.pause()"
+    with launch(program(RANK + joined), processes=2) as job:
+        job.wait_for("[0] ready", "[1] ready")
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.finish() == 143
+
+
 def test_a_background_job_of_a_shell_does_not_end_at_ctrl_c(program):
     """The shell has it ignore SIGINT."""
     words = [
