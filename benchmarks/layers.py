@@ -3,10 +3,10 @@
     python -m benchmarks.layers --network dense --cores 1
     python -m benchmarks.layers --network resnet50 --batch 16
 
-A training step needs each layer in three directions: forward, the gradient of its inputs and that of its kernel. Each is
-timed as jaxnet's step computes it, as JAX writes it by itself, and as PyTorch does, by MKL and oneDNN, with channels last
-or first, whichever is faster. A worker of each framework is asked in turn, never two at once; figures are medians over
-the rounds. Freed memory stays with the worker, so that no time goes into pages. Needs PyTorch's environment
+A training step needs each layer in three directions: forward, the gradient of its inputs and that of its kernel. Each
+is timed as jaxnet's step computes it, as JAX writes it by itself, and as PyTorch does, by MKL and oneDNN, with channels
+last or first, whichever is faster. A worker of each framework is asked in turn, never two at once; figures are medians
+over the rounds. Freed memory stays with the worker, so that no time goes into pages. Needs PyTorch's environment
 (benchmarks/peers/README.md).
 """
 
@@ -54,6 +54,11 @@ class Row(NamedTuple):
     jaxnet: float
     written: float
     torch: float
+
+    @property
+    def milliseconds(self) -> tuple[float, float, float]:
+        """Of the three columns."""
+        return self.jaxnet, self.written, self.torch
 
 
 def layers_of(network: str, batch: int | None) -> Counter[tuple[Layer, str]]:
@@ -157,13 +162,12 @@ def text(rows: Sequence[Row]) -> Iterator[str]:
     yield "| layer | direction | times | GFLOP | jaxnet | as JAX writes it | PyTorch | PyTorch / jaxnet |"
     yield "| --- " * 8 + "|"
     for row in rows:
-        yield _line(
-            row.layer.label, row.direction, row.times, row.layer.flops, [getattr(row, each) for each in COLUMNS]
-        )
+        yield _line(row.layer.label, row.direction, row.times, row.layer.flops, row.milliseconds)
     for direction in (*DIRECTIONS, "all"):
         own = [row for row in rows if direction in (row.direction, "all")]
         flops, times = sum(row.times * row.layer.flops for row in own), sum(row.times for row in own)
-        sums = [sum(row.times * getattr(row, column) for row in own) for column in COLUMNS]
+        columns = zip(*([row.times * each for each in row.milliseconds] for row in own), strict=True)
+        sums = [sum(column) for column in columns]
         yield _line("**a step**", direction, times, flops, sums)
 
 
