@@ -37,7 +37,8 @@ from jaxnet.cluster.job_token import TOKEN, new_token
 from jaxnet.errors import InputError, error_text, printable, shown
 from jaxnet.files import replace
 from jaxnet.operations.keeper import TETHER, Keeper
-from jaxnet.operations.launchers.local import free_port, rank_environment
+from jaxnet.operations.launchers.free_port import free_port
+from jaxnet.operations.launchers.local import rank_environment
 from jaxnet.operations.supervise import ending, kill_group
 
 _MOST_PROCESSES = 64  # each is a Python with JAX: some 200 MB

@@ -14,13 +14,12 @@ from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.job_token import new_nonce, proof
 from jaxnet.cluster.rendezvous import meet
 from jaxnet.errors import InputError
+from jaxnet.operations.launchers.free_port import free_port
 
 
 @pytest.fixture
 def address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Address(*probe.getsockname())
+    return Address("127.0.0.1", free_port())
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """The command and the environment of each process of a local launch."""
 
+import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxnet.cluster.environment import find_place
 from jaxnet.errors import InputError
+from jaxnet.operations.launchers.free_port import free_port
 from jaxnet.operations.launchers.job import find_command
 from jaxnet.operations.launchers.local import rank_environment
 
@@ -57,3 +60,18 @@ def test_emulated_devices_ask_for_the_cpu_unless_told_otherwise():
     assert rank_environment({}, 0, 1, 1, 4)["JAX_PLATFORMS"] == "cpu"
     assert rank_environment({"JAX_PLATFORMS": "cuda,cpu"}, 0, 1, 1, 4)["JAX_PLATFORMS"] == "cuda,cpu"
     assert rank_environment({}, 0, 1, 1, 4)["JAX_NUM_CPU_DEVICES"] == "4"
+
+
+def test_no_outgoing_connection_takes_the_port_that_is_drawn():
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    drawn = {free_port() for _ in range(20)}
+    assert all(10_000 <= port < first_outgoing for port in drawn)
+    assert len(drawn) > 10  # at random: not all launches begin with the same
+
+
+def test_where_the_kernel_gives_out_every_port_it_gives_one(monkeypatch, tmp_path):
+    every = tmp_path / "range"
+    every.write_text("1024\t65535\n")
+    monkeypatch.setattr("jaxnet.operations.launchers.free_port._RANGE", every)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))

@@ -12,7 +12,7 @@ SCRIPTS = [
     "lab/kernel.py",
     "launchers/ssh_agent.py",
     "launchers/ssh_client.py",
-    "launchers/ssh_probe.py",
+    "launchers/free_port.py",
     "tether.py",
 ]
 

@@ -11,7 +11,7 @@ import socket
 
 import pytest
 
-from jaxnet.operations.launchers.local import free_port
+from jaxnet.operations.launchers.free_port import free_port
 from support.programs import ROOT, jaxnet, write_program
 
 pytestmark = pytest.mark.processes

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from jaxnet.operations.launchers.free_port import free_port
 from support.programs import Program, launch, write_program
 
 pytestmark = pytest.mark.processes
@@ -60,9 +61,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def place(rank, count, address):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jaxnet.operations.launchers.local import free_port
+from jaxnet.operations.launchers.free_port import free_port
 
 TESTS = Path(__file__).parents[1]
 

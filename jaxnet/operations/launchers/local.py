@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
 from jaxnet.cluster.job_token import TOKEN, new_token
 from jaxnet.command_line import Commands, processes_here
+from jaxnet.operations.launchers.free_port import free_port
 from jaxnet.operations.launchers.job import (
     add_command,
     add_devices,
@@ -86,13 +86,6 @@ def rank_environment(
     own = {name: value for name, value in environ.items() if name != BIND}
     place = {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(processes), INDEX: str(index)}
     return own | place | {"PYTHONUNBUFFERED": "1"} | emulated_devices(own, devices)
-
-
-def free_port() -> int:
-    """A port of the loopback that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # ---- Command line ---------------------------------------------------------------------------------------

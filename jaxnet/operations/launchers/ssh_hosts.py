@@ -51,7 +51,7 @@ def probe_all(
 
 
 class _Probe:
-    """A login that executes `ssh_probe.py`."""
+    """A login that executes `free_port.py`."""
 
     def __init__(self, host: Host, job: SshJob, connect_seconds: int) -> None:
         # Files, not pipes: nobody reads before the end, and a login may print more than a pipe holds.
@@ -65,7 +65,7 @@ class _Probe:
         )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as sink:
-            sink.write(json.dumps((HERE / "ssh_probe.py").read_text()).encode() + b"\n")
+            sink.write(json.dumps((HERE / "free_port.py").read_text()).encode() + b"\n")
 
     def is_open(self) -> bool:
         return self._process.poll() is None
