@@ -18,7 +18,8 @@ same core computes at 50 to 80. Two cores gain as much from the first and the la
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -71,44 +72,41 @@ def transposed_factor(rows: int, k: int, n: int) -> Transposed:
 
 
 def _rewritten(jaxpr: Jaxpr) -> Jaxpr:
-    return jaxpr.replace(eqns=[_equation(equation) for equation in jaxpr.eqns])
+    """The program itself if nothing in it changes: JAX lowers a function that is called often once, by identity."""
+    equations = [_equation(equation) for equation in jaxpr.eqns]
+    return jaxpr if _same(equations, jaxpr.eqns) else jaxpr.replace(eqns=equations)
+
+
+def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return all(one is other for one, other in zip(these, those, strict=True))
 
 
 def _equation(equation: JaxprEqn) -> JaxprEqn:
     """The operation itself, or one with the same operands and results in its place."""
     if equation.primitive.name in _PROGRAMS:
-        inner = jax.tree.map(_inner, equation.params, is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr))
-        return equation.replace(params=inner)
+        leaves, structure = jax.tree.flatten(
+            equation.params, is_leaf=lambda leaf: isinstance(leaf, ClosedJaxpr | Jaxpr)
+        )
+        inner = [_inner(leaf) for leaf in leaves]
+        return equation if _same(inner, leaves) else equation.replace(params=jax.tree.unflatten(structure, inner))
     if not _is_kernel_gradient(equation):
         return equation
     gradient, inputs = (_array(variable) for variable in equation.invars)
-    params = equation.params
-    contracted = len(params["dimension_numbers"][0][0])
-    rows = math.prod(gradient.shape[:contracted])
-    n, k = (math.prod(factor.shape[contracted:]) for factor in (gradient, inputs))
-    transposed = transposed_factor(rows, k, n)
+    contracted = len(equation.params["dimension_numbers"][0][0])
+    transposed = transposed_factor(*_sizes(gradient, inputs, contracted))
     if transposed == "neither" and contracted == 1:
         return equation
-
-    def as_it_was(gradient: jax.Array, inputs: jax.Array) -> jax.Array:
-        return lax.dot_general(gradient, inputs, params["dimension_numbers"], params["precision"])
-
-    def on_cpu(gradient: jax.Array, inputs: jax.Array) -> jax.Array:
-        factors = gradient.reshape(rows, n), inputs.reshape(rows, k)
-        return _product(*factors, transposed).reshape(gradient.shape[contracted:] + inputs.shape[contracted:])
-
-    @jax.jit
-    def kernel_gradient(gradient: jax.Array, inputs: jax.Array) -> jax.Array:
-        result: jax.Array = lax.platform_dependent(gradient, inputs, cpu=on_cpu, default=as_it_was)
-        return result
-
-    call = jax.make_jaxpr(kernel_gradient)(gradient, inputs).eqns[0]
+    product = partial(
+        _kernel_gradient, contracted=contracted, transposed=transposed, precision=equation.params["precision"]
+    )
+    call = jax.make_jaxpr(product)(gradient, inputs).eqns[0]
     return equation.replace(primitive=call.primitive, params=call.params)
 
 
 def _inner(value: Any) -> Any:
     if isinstance(value, ClosedJaxpr):
-        return value.replace(jaxpr=_rewritten(value.jaxpr))
+        inner = _rewritten(value.jaxpr)
+        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
     return _rewritten(value) if isinstance(value, Jaxpr) else value
 
 
@@ -130,6 +128,32 @@ def _is_kernel_gradient(equation: JaxprEqn) -> bool:
 def _array(variable: Any) -> Any:
     """What is known of an operand: its shape and dtype."""
     return variable.aval
+
+
+def _sizes(gradient: Any, inputs: Any, contracted: int) -> tuple[int, int, int]:
+    """Rows, k and n; the first `contracted` dims of both factors are the rows."""
+    n, k = (math.prod(factor.shape[contracted:]) for factor in (gradient, inputs))
+    return math.prod(inputs.shape[:contracted]), k, n
+
+
+# Jitted, so that layers of the same shapes are traced and lowered once.
+@partial(jax.jit, static_argnames=("contracted", "transposed", "precision"))
+def _kernel_gradient(
+    gradient: jax.Array, inputs: jax.Array, contracted: int, transposed: Transposed, precision: Any
+) -> jax.Array:
+    """The product over the first `contracted` dims: on CPUs over two dims, elsewhere as it was."""
+    rows, k, n = _sizes(gradient, inputs, contracted)
+    leading = tuple(range(contracted))
+
+    def as_it_was(gradient: jax.Array, inputs: jax.Array) -> jax.Array:
+        return lax.dot_general(gradient, inputs, ((leading, leading), ((), ())), precision)
+
+    def on_cpu(gradient: jax.Array, inputs: jax.Array) -> jax.Array:
+        found = _product(gradient.reshape(rows, n), inputs.reshape(rows, k), transposed)
+        return found.reshape(gradient.shape[contracted:] + inputs.shape[contracted:])
+
+    result: jax.Array = lax.platform_dependent(gradient, inputs, cpu=on_cpu, default=as_it_was)
+    return result
 
 
 def _product(gradient: jax.Array, inputs: jax.Array, transposed: Transposed) -> jax.Array:
