@@ -4,15 +4,16 @@
 
 - numerics: three steps of a small network under every strategy, on the accelerators and on as many emulated CPUs, with
   products in full precision: the largest difference of a parameter, relative to the largest one of its array;
-- throughput: ResNet-50, bfloat16, 256 images of 224 x 224 a device, one batch again and again, without input;
-- peers, with --torch-python on a GPU: the same beside PyTorch, as `benchmarks/throughput.py` measures;
+- networks: ResNet-50 (256 images of 224 x 224 a device) and others, one batch again and again, without input: a step,
+  beside the model of it (`jaxnet plan --on here`), and the most memory that the device has had in use, beside what the
+  compiler said that the step needs;
+- peers, with --torch-python on a GPU: ResNet-50 beside PyTorch, as `benchmarks/throughput.py` measures;
 - overhead: milliseconds that the host spends on a step of a small network, and that such a step takes;
-- memory: what the compiler said that the ResNet's step needs, beside the most that the device has had in use;
 - decode: photos a second, as `benchmarks/decode.py` measures them.
 
-Writes FOLDER/accelerator.json and FOLDER/accelerator.md. --small takes small networks for the ResNet and leaves photos
-out; where there is only a CPU it is compared with itself. --options are `compiler_options` of the accelerator's steps,
-to see whether the numbers stay right with them. Status 1: a strategy's numbers differ.
+Writes FOLDER/accelerator.json and FOLDER/accelerator.md. --small takes one small network and leaves photos out; where
+there is only a CPU it is compared with itself. --options are `compiler_options` of the accelerator's steps, to see
+whether the numbers stay right with them. Status 1: a strategy's numbers differ.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnet import Config, Optimizer
-from jaxnet.comm import STRATEGIES, make_mesh, named_strategy
-from jaxnet.data import Synthetic
-from jaxnet.models import CNN
-from jaxnet.models.resnet import resnet50
+from jaxnet import Config, LanguageModel, Optimizer
+from jaxnet.comm import STRATEGIES, GiB, make_mesh, named_strategy
+from jaxnet.cost.accelerators import Cluster
+from jaxnet.cost.links import places_of
+from jaxnet.cost.scheduled import modelled
+from jaxnet.data import PythonTopics, Synthetic
+from jaxnet.errors import InputError
+from jaxnet.models import CNN, ZOO, Transformer
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.prepare import prepare
 
@@ -94,60 +98,113 @@ def numerics(mesh: Mesh, options: Sequence[str]) -> dict[str, dict[str, Any]]:
 # ---- Time and memory ----------------------------------------------------------------------------------------------
 
 
-def large_run(devices: int, small: bool, options: Sequence[str]) -> Config:
-    """The run whose speed is measured."""
-    if small:
-        return small_run("auto", devices, options)
-    return Config(
-        model=resnet50(num_classes=1000, dtype="bfloat16"),
-        data=Synthetic((224, 224, 3), num_classes=1000, num_train=256 * devices, num_test=16),
+def large_runs(devices: int, options: Sequence[str]) -> dict[str, Config]:
+    """The runs whose speed is measured, by the names of their networks."""
+
+    def images(name: str, dtype: str, batch: int) -> Config:
+        network = ZOO[name]
+        return Config(
+            model=network.build(num_classes=1000, dtype=dtype),
+            data=Synthetic(network.image, num_classes=1000, num_train=batch * devices, num_test=16),
+            epochs=1,
+            batch_size=batch * devices,
+            optimizer=Optimizer("sgd", learning_rate=0.1, momentum=0.9),
+            compiler_options=tuple(options),
+        )
+
+    text = Config(
+        model=Transformer(positions=1024, dim=768, depth=12, heads=12, dtype="bfloat16"),
+        data=PythonTopics(length=1024),
+        task=LanguageModel(bytes_per_token=1),
         epochs=1,
-        batch_size=256 * devices,
-        optimizer=Optimizer("sgd", learning_rate=0.1, momentum=0.9),
+        batch_size=16 * devices,
+        optimizer=Optimizer("adamw", learning_rate=1e-3),
         compiler_options=tuple(options),
     )
+    return {
+        "ResNet-50, bfloat16": images("resnet50", "bfloat16", 256),
+        "ResNet-50, float32": images("resnet50", "float32", 128),
+        "VGG-16, bfloat16": images("vgg16", "bfloat16", 128),
+        "Inception v3, bfloat16": images("inception_v3", "bfloat16", 128),
+        "ViT-S, bfloat16": images("vit_small", "bfloat16", 256),
+        "transformer of 86 million, bfloat16": text,
+    }
 
 
-def step_seconds(experiment: Experiment, rounds: int, steps: int) -> tuple[float, float]:
+def speeds(mesh: Mesh, runs: Mapping[str, Config], steps: int) -> dict[str, dict[str, Any]]:
+    """Of each run: seconds of a step beside its model, and bytes of a device beside what the compiler said."""
+    rows: dict[str, dict[str, Any]] = {}
+    prepared = {}
+    for name, config in runs.items():
+        try:
+            experiment = prepare(config, mesh)
+            begun = time.perf_counter()
+            compiled = experiment.compiled()
+        except Exception as error:  # one that the compiler refuses is a row, not the end
+            rows[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+            continue
+        said: Any = compiled.memory_analysis()
+        rows[name] = {
+            "batch_size": config.batch_size,
+            "compile_seconds": time.perf_counter() - begun,
+            "modelled_seconds": modelled_seconds(compiled, mesh),
+            "planned_bytes": int(said.argument_size_in_bytes + said.temp_size_in_bytes),
+        }
+        prepared[name] = experiment, compiled
+    # A device says the most that it ever had in use: so those that need least come first.
+    for name in sorted(prepared, key=lambda name: rows[name]["planned_bytes"]):
+        experiment, compiled = prepared[name]
+        before = _peak_bytes(mesh)
+        try:
+            seconds, _ = step_seconds(experiment, compiled, rounds=5, steps=steps)
+        except Exception as error:
+            rows[name]["error"] = f"{type(error).__name__}: {error}"[:300]
+            continue
+        peak = _peak_bytes(mesh)
+        rows[name] |= {
+            "step_seconds": seconds,
+            "examples_per_second": experiment.config.batch_size / seconds,
+            "peak_bytes": peak if peak != before else None,
+        }
+    return rows
+
+
+def modelled_seconds(compiled: jax.stages.Compiled, mesh: Mesh) -> float | None:
+    """Of a step, by published rates; None for devices of a kind that is not known."""
+    try:
+        cluster = Cluster.of(list(mesh.devices.flat))
+    except InputError:
+        return None
+    return modelled(compiled.as_text() or "", cluster, places_of(cluster, mesh.devices.flat)).seconds
+
+
+def step_seconds(experiment: Experiment, step: Callable[..., Any], rounds: int, steps: int) -> tuple[float, float]:
     """Medians over rounds: seconds of a step, and of the call that launches it."""
     state = experiment.init()
     with closing(experiment.batches()) as batches:
         batch = next(batches)
-    state, _ = experiment.step(state, batch)
+    state, _ = step(state, batch)
     jax.block_until_ready(state)
     whole, calls = [], []
     for _ in range(rounds):
         begun = time.perf_counter()
         for _ in range(steps):
             called = time.perf_counter()
-            state, _ = experiment.step(state, batch)
+            state, _ = step(state, batch)
             calls.append(time.perf_counter() - called)
         jax.block_until_ready(state)
         whole.append((time.perf_counter() - begun) / steps)
     return statistics.median(whole), statistics.median(calls)
 
 
-def throughput(mesh: Mesh, small: bool, options: Sequence[str]) -> dict[str, Any]:
-    """Images a second, and memory beside what the compiler said."""
-    config = large_run(mesh.devices.size, small, options)
-    experiment = prepare(config, mesh)
-    said: Any = experiment.compiled().memory_analysis()
-    seconds, _ = step_seconds(experiment, rounds=5, steps=3 if small else 10)
-    used = (mesh.devices.flat[0].memory_stats() or {}).get("peak_bytes_in_use")
-    return {
-        "network": "a small one" if small else "ResNet-50, bfloat16",
-        "batch_size": config.batch_size,
-        "step_seconds": seconds,
-        "images_per_second": config.batch_size / seconds,
-        "planned_bytes": int(said.argument_size_in_bytes + said.temp_size_in_bytes),
-        "peak_bytes": used,
-    }
+def _peak_bytes(mesh: Mesh) -> int | None:
+    return (mesh.devices.flat[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 def overhead(mesh: Mesh, options: Sequence[str]) -> dict[str, float]:
     """Of a step that computes little."""
     experiment = prepare(small_run("auto", mesh.devices.size, options), mesh)
-    whole, call = step_seconds(experiment, rounds=5, steps=20)
+    whole, call = step_seconds(experiment, experiment.step, rounds=5, steps=20)
     return {"step_milliseconds": 1e3 * whole, "call_milliseconds": 1e3 * call}
 
 
@@ -179,18 +236,18 @@ def _said_by(script: str, *arguments: str) -> dict[str, Any]:
 
 def page(found: dict[str, Any]) -> str:
     """What was found, for people."""
-    speed, cost = found["throughput"], found["overhead"]
-    peak = "unknown" if speed["peak_bytes"] is None else f"{speed['peak_bytes'] / 2**30:.2f} GiB"
+    cost = found["overhead"]
     options = "".join(f", {option}" for option in found["options"])
     lines = [
         f"# {found['devices']} x {found['kind']}, JAX {found['jax']}{options}",
         "",
-        f"- {speed['network']}, batch {speed['batch_size']}: {speed['images_per_second']:,.0f} images a second, "
-        f"{1e3 * speed['step_seconds']:.1f} ms a step",
-        f"- memory of a device: {speed['planned_bytes'] / 2**30:.2f} GiB planned, {peak} at most in use",
         f"- a step of a small network: {cost['step_milliseconds']:.2f} ms, of the host "
         f"{cost['call_milliseconds']:.2f} ms",
         *_beside_peers(found["peers"]),
+        "",
+        "| network | batch | ms a step | by the model | examples/s | GiB planned | at most in use |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(_speed_line(name, row) for name, row in found["networks"].items()),
         "",
         "| strategy | difference from CPUs | allowed |",
         "| --- | --- | --- |",
@@ -203,6 +260,23 @@ def page(found: dict[str, Any]) -> str:
                 f"| {name}{'' if row['good'] else ', wrong'} | {row['difference']:.1e} | {row['allowed']:.0e} |"
             )
     return "\n".join([*lines, ""])
+
+
+def _speed_line(name: str, row: dict[str, Any]) -> str:
+    """A line of the table of networks."""
+    if "error" in row:
+        return f"| {name} | {row['error']} | | | | | |"
+    modelled, peak = row["modelled_seconds"], row["peak_bytes"]
+    cells = [
+        name,
+        f"{row['batch_size']}",
+        f"{1e3 * row['step_seconds']:.1f}",
+        "" if modelled is None else f"{1e3 * modelled:.1f}",
+        f"{row['examples_per_second']:,.0f}",
+        f"{row['planned_bytes'] / GiB:.2f}",
+        "" if peak is None else f"{peak / GiB:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _beside_peers(said: dict[str, Any]) -> list[str]:
@@ -220,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--small", action="store_true", help="a small network in place of ResNet-50, and no photos")
+    parser.add_argument("--small", action="store_true", help="one small network, and no photos")
     parser.add_argument("--options", nargs="+", default=[], metavar="OPTION", help="NAME=VALUE, or sparse_cores")
     parser.add_argument("--torch-python", metavar="PYTHON", help="one with PyTorch: benchmarks/peers/README.md")
     args = parser.parse_args(argv)
@@ -230,6 +304,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         jax.config.update("jax_num_cpu_devices", 8)  # at least as many as accelerators of a machine
     mesh = make_mesh()
     first = mesh.devices.flat[0]
+    runs = {"a small one": small_run("auto", mesh.devices.size, args.options)}
+    if not args.small:
+        runs = large_runs(mesh.devices.size, args.options)
     found = {
         "kind": first.device_kind,
         "platform": first.platform,
@@ -237,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "jax": jax.__version__,
         "options": args.options,
         "numerics": numerics(mesh, args.options),
-        "throughput": throughput(mesh, args.small, args.options),
+        "networks": speeds(mesh, runs, steps=3 if args.small else 10),
         "peers": beside,
         "overhead": overhead(mesh, args.options),
         "decode": {} if args.small else decoded(),
