@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # ---- Text and JSON --------------------------------------------------------------------------------------
 
 _TOTALS = "process device      step   compute      comm    hidden   exposed  overlap"
-_COLLECTIVES = "  bucket  collective         axes                bytes     start       end       ms  hidden"
+_COLLECTIVES = "   bucket  collective         axes                bytes     start       end       ms  hidden"
 
 
 def timeline_text(timeline: Timeline) -> str:
@@ -81,7 +81,7 @@ def _totals(device: DeviceStep) -> str:
 def _row(timed: TimedCollective) -> str:
     where = "+".join(timed.axes) or (f"groups of {timed.size}" if timed.size else "all")
     return (
-        f"{label_of(timed)[-8:]:>8}  {timed.kind:<18} {where:<12} {timed.bytes:>12,} {_ms(timed.span.start)} "
+        f"{label_of(timed)[-9:]:>9}  {timed.kind:<18} {where:<12} {timed.bytes:>12,} {_ms(timed.span.start)} "
         f"{_ms(timed.span.end)} {1e3 * timed.span.length:>8.3f} {timed.hidden_fraction:>7.0%}"
     )
 

@@ -24,7 +24,7 @@ def step_program(trace: Trace) -> str:
     if not trace.events:
         raise InputError(
             f"the trace of process {trace.process} holds no instructions of compiled programs with the number of "
-            "their run; XLA's CPU backend writes those, and no other backend is understood"
+            "their run; XLA's backends for CPUs and GPUs write those, and no other backend is understood"
         )
     sent = {
         name: sum(map(message_bytes, trace.programs[name].collectives.values()))

@@ -1,5 +1,8 @@
 """Read the traces that the JAX profiler wrote, one for each process: which instruction ran where, and when.
 
+XLA's GPU backend records every kernel as an event of its device, with the instruction that it belongs to. It does not
+say which execution of the program: that is the one during which the host launched the kernel (`correlation_id`).
+
 XLA's CPU backend records every instruction as an event on the thread that started it. An instruction that is shared
 among threads, such as a large matrix product, may leave that thread before it is done. Its end is then found so:
 
@@ -29,6 +32,7 @@ _SUFFIX = ".xplane.pb"
 _MOST_BYTES = 2**31  # of a trace: a message of protocol buffers is no larger
 _RESUMED = "ThunkExecutor::Execute"
 _TASK = "ThreadpoolListener::StartRegion"
+_GPU = re.compile(r"/device:GPU:(\d+)")
 
 
 class Event(NamedTuple):
@@ -38,7 +42,7 @@ class Event(NamedTuple):
         program: `name(program id)`.
         run: number of the program's execution, growing within a process.
         device: where it ran.
-        op: the instruction's name.
+        op: the instruction's name. Of GPUs, that of a command buffer stands for all kernels in it.
         start: in nanoseconds of the host's clock.
         end: in nanoseconds of the host's clock.
     """
@@ -115,8 +119,10 @@ def _read(file: Path, process: int) -> Trace:
             # jaxlib's types lack a module name; where warnings are errors, that would abort Python 3.12.
             warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
             events, steps = read_events(ProfileData.from_serialized_xspace(content), read_start(content))
-        texts = read_programs(content, {event.program for event in events})
-        programs = {name: read_program(hlo) for name, hlo in texts.items()}
+        kept = read_programs(content, {event.program for event in events})
+        programs = {name: read_program(program.text) for name, program in kept.items()}
+        starts = {(name, op): start for name, program in kept.items() for op, start in program.starts.items()}
+        events = [event._replace(op=starts.get((event.program, event.op), event.op)) for event in events]
     except OSError as error:
         raise InputError(f"{file} cannot be read as a trace of the JAX profiler: {error.strerror}") from error
     except (ValueError, RuntimeError, LookupError, TypeError, ArithmeticError) as error:
@@ -163,14 +169,20 @@ def read_events(data: ProfileData, origin: int) -> tuple[list[Event], list[int]]
     events: dict[int, Event] = {}
     steps: list[tuple[int, int]] = []
     threads: list[Thread] = []
-    for line in (line for plane in data.planes for line in plane.lines):
+    kernels = Kernels()
+    for name, line in ((plane.name, line) for plane in data.planes for line in plane.lines):
         threads.append(Thread())
+        gpu = _GPU.fullmatch(name)
         for item in line.events:
             stats: dict[str, Any] = dict(item.stats)
             start = origin + round(item.start_ns)
             end = start + round(item.duration_ns)
+            if gpu:
+                kernels.add(stats, int(gpu[1]), start, end)
+                continue
+            kernels.note(stats, start)
             if "hlo_op" in stats and "run_id" in stats:
-                events[stats.get("_p", -1 - len(events))] = _event(stats, start, end)
+                events[stats.get("_p", -1 - len(events))] = _event(stats, stats["run_id"], start, end)
             elif "step_num" in stats:
                 steps.append((start, stats["step_num"]))
             elif item.name == _RESUMED:
@@ -182,9 +194,49 @@ def read_events(data: ProfileData, origin: int) -> tuple[list[Event], list[int]]
     starts = {flow: event.start for flow, event in events.items()}
     ends = dict(pair for thread in threads for pair in thread.ends(starts))
     finished = [event._replace(end=max(event.end, ends.get(flow, 0))) for flow, event in events.items()]
-    return finished, [number for _, number in sorted(steps)]
+    return [*finished, *kernels.events()], [number for _, number in sorted(steps)]
 
 
-def _event(stats: dict[str, Any], start: int, end: int) -> Event:
+def _event(stats: dict[str, Any], run: int, start: int, end: int) -> Event:
     program = f"{stats['hlo_module']}({stats.get('program_id')})"
-    return Event(program, stats["run_id"], stats.get("device_ordinal", 0), stats["hlo_op"], start, end)
+    return Event(program, run, stats.get("device_ordinal", 0), stats["hlo_op"], start, end)
+
+
+@dataclass
+class Kernels:
+    """Kernels of GPUs, and what the host did when it launched them; times are in nanoseconds.
+
+    Attributes:
+        ran: of each kernel, what is said of it, its device, start and end.
+        launched: when the host launched it, by its correlation id.
+        executing: (time, run id) of all that the host did in an execution of a program.
+    """
+
+    ran: list[tuple[dict[str, Any], int, int, int]] = field(default_factory=list)
+    launched: dict[int, int] = field(default_factory=dict)
+    executing: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, stats: dict[str, Any], device: int, start: int, end: int) -> None:
+        """Keep a kernel, if it belongs to an instruction; copies to and from the host do not."""
+        if "hlo_op" in stats and "hlo_module" in stats and "correlation_id" in stats:
+            self.ran.append((stats, device, start, end))
+
+    def note(self, stats: dict[str, Any], start: int) -> None:
+        """Keep what the host did."""
+        if "run_id" in stats:
+            self.executing.append((start, stats["run_id"]))
+        if "correlation_id" in stats:
+            self.launched[stats["correlation_id"]] = start
+
+    def events(self) -> Iterator[Event]:
+        """Yield each kernel as an event; those that were launched before the trace began are left out."""
+        self.executing.sort()
+        times = [start for start, _ in self.executing]
+        order: dict[int, int] = {}  # run ids are arbitrary and wrap around; their order in time does not
+        for _, run in self.executing:
+            order.setdefault(run, len(order))
+        for stats, device, start, end in self.ran:
+            launch = self.launched.get(stats["correlation_id"])
+            place = -1 if launch is None else bisect_right(times, launch) - 1
+            if place >= 0:
+                yield _event({**stats, "device_ordinal": device}, order[self.executing[place][1]], start, end)

@@ -5,6 +5,7 @@ program's name, so no other file is needed to understand it.
 """
 
 from collections.abc import Container, Iterator
+from typing import NamedTuple
 
 from jaxlib.xla_client import hlo  # type: ignore[attr-defined]
 
@@ -45,6 +46,17 @@ class ProtoMessage:
     def message(self, field: int) -> "ProtoMessage":
         """Return the message in a field; an empty one if it is absent."""
         return ProtoMessage(self.bytes(field))
+
+    def numbers(self, field: int) -> Iterator[int]:
+        """Return the unsigned numbers in a repeated field, packed or not."""
+        for value in self._fields.get(field, []):
+            if isinstance(value, int):
+                yield value
+                continue
+            place = 0
+            while place < len(value):
+                number, place = _varint(value, place)
+                yield number
 
     def messages(self, field: int) -> "Iterator[ProtoMessage]":
         """Return the messages in a repeated field."""
@@ -96,6 +108,22 @@ _ENTRY_VALUE = 2
 _METADATA_ID, _METADATA_NAME, _METADATA_STATS = 1, 2, 5
 _STAT_METADATA_ID, _STAT_UINT64, _STAT_BYTES = 1, 3, 6
 _HLO_MODULE = 1
+_MODULE_COMPUTATIONS = 3
+_COMPUTATION_INSTRUCTIONS, _COMPUTATION_ID = 2, 5
+_INSTRUCTION_NAME, _INSTRUCTION_OPCODE, _INSTRUCTION_CALLED = 1, 2, 38
+
+
+class KeptProgram(NamedTuple):
+    """A compiled program as a trace keeps it.
+
+    Attributes:
+        text: its optimized HLO.
+        starts: the instruction that starts an operation, by the name that a GPU's trace gives the operation: that of
+            the instruction in the computation that `async-start` calls, which the text leaves out.
+    """
+
+    text: str
+    starts: dict[str, str]
 
 
 def read_start(content: bytes) -> int:
@@ -106,19 +134,19 @@ def read_start(content: bytes) -> int:
     return max((_start(plane) for plane in _planes(content, "Task Environment")), default=0)
 
 
-def read_programs(content: bytes, names: Container[str]) -> dict[str, str]:
-    """The optimized HLO text of these programs, by `name(program id)`; a trace holds all that its process has loaded.
+def read_programs(content: bytes, names: Container[str]) -> dict[str, KeptProgram]:
+    """These programs, by `name(program id)`; a trace holds all that its process has loaded.
 
     Raises ValueError if `content` is no XSpace.
     """
-    return {name: text for plane in _planes(content, "/host:metadata") for name, text in _programs(plane, names)}
+    return {name: kept for plane in _planes(content, "/host:metadata") for name, kept in _programs(plane, names)}
 
 
 def _planes(content: bytes, name: str) -> Iterator[ProtoMessage]:
     return (plane for plane in ProtoMessage(content).messages(_SPACE_PLANES) if plane.text(_PLANE_NAME) == name)
 
 
-def _programs(plane: ProtoMessage, names: Container[str]) -> Iterator[tuple[str, str]]:
+def _programs(plane: ProtoMessage, names: Container[str]) -> Iterator[tuple[str, KeptProgram]]:
     stat_names = _stat_names(plane)
     for entry in plane.messages(_PLANE_EVENT_METADATA):
         program = entry.message(_ENTRY_VALUE)
@@ -126,7 +154,21 @@ def _programs(plane: ProtoMessage, names: Container[str]) -> Iterator[tuple[str,
         for stat in program.messages(_METADATA_STATS) if name in names else ():
             if stat_names.get(stat.number(_STAT_METADATA_ID)) == "Hlo Proto":
                 module = stat.message(_STAT_BYTES).bytes(_HLO_MODULE)
-                yield name, hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
+                text = hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
+                yield name, KeptProgram(text, dict(_starts(module)))
+
+
+def _starts(module: bytes) -> Iterator[tuple[str, str]]:
+    """Of each instruction in a computation that an `async-start` calls: its name, and that of the start."""
+    computations = list(ProtoMessage(module).messages(_MODULE_COMPUTATIONS))
+    by_id = {computation.number(_COMPUTATION_ID): computation for computation in computations}
+    for computation in computations:
+        for start in computation.messages(_COMPUTATION_INSTRUCTIONS):
+            if start.text(_INSTRUCTION_OPCODE) != "async-start":
+                continue
+            for called in start.numbers(_INSTRUCTION_CALLED):
+                for inner in by_id[called].messages(_COMPUTATION_INSTRUCTIONS):
+                    yield inner.text(_INSTRUCTION_NAME), start.text(_INSTRUCTION_NAME)
 
 
 def _start(plane: ProtoMessage) -> int:

@@ -22,7 +22,7 @@ def test_it_writes_what_it_found(quick, tmp_path, capsys):
     found = json.loads((tmp_path / "found/accelerator.json").read_text())
     assert found["numerics"].keys() == FEW.keys()
     assert all(row["good"] for row in found["numerics"].values())
-    assert found["throughput"]["images_per_second"] > 0
+    assert found["networks"]["a small one"]["examples_per_second"] > 0
     assert found["overhead"]["call_milliseconds"] > 0
     assert found["overhead"]["step_milliseconds"] > 0
     page = (tmp_path / "found/accelerator.md").read_text()
