@@ -268,6 +268,12 @@ class _Spared(logging.StreamHandler[TextIO]):
 
 # ---- The end of a command -------------------------------------------------------------------------------
 
+_SHARED_GPU = "Duplicate GPU detected"  # what NCCL says, somewhere in the first collective
+_SHARED_GPU_CURE = (
+    "two processes of this host use the same GPU, and NCCL wants one for each: start no more processes than there are "
+    "GPUs, and give each its own by CUDA_VISIBLE_DEVICES (jaxnet launch local does), or set JAX_PLATFORMS=cpu"
+)
+
 
 def exit_cleanly(
     main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit, *, verbose: bool = False
@@ -290,10 +296,14 @@ def exit_cleanly(
         except KeyboardInterrupt:
             interrupted.set()
             status = INTERRUPTED_STATUS
-        except Exception:
-            if not interrupted.is_set():
+        except Exception as error:
+            if interrupted.is_set():
+                status = INTERRUPTED_STATUS  # a library made of Ctrl-C an error of its own, as C does in an import
+            elif _SHARED_GPU in str(error):
+                say(f"error: {_SHARED_GPU_CURE}")
+                status = BAD_INPUT_STATUS
+            else:
                 raise
-            status = INTERRUPTED_STATUS  # a library made of Ctrl-C an error of its own, as C does in an import
     leave(status)
 
 

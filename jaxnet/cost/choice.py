@@ -23,6 +23,7 @@ from jaxnet.files import record_of
 
 _BUCKET = 4 * MiB
 _TIMES = 7
+_ALONE = "on one device nothing travels"
 
 # How either strategy sums a message.
 _WAYS = {
@@ -62,11 +63,12 @@ def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
     platform, where = platform_of(mesh), described(mesh)
     if platform != "cpu":
         name = named_strategy(AUTO, platform=platform).name
-        return Choice(where, name, None, f"as compiled for {platform.upper()}s it waits least for messages")
+        why = f"as compiled for {platform.upper()}s it waits least for messages"
+        return Choice(where, name, None, why if mesh.devices.size > 1 else _ALONE)
     if 1 < _processes(mesh) == mesh.devices.size:
         return Choice(where, "ddp", _BUCKET, "buckets of 4 MiB travel beside backward, and no gradient is cut")
     if not measures(mesh):
-        why = "buckets of 4 MiB travel beside backward" if mesh.devices.size > 1 else "on one device nothing travels"
+        why = "buckets of 4 MiB travel beside backward" if mesh.devices.size > 1 else _ALONE
         return Choice(where, "hierarchical", _BUCKET, why)
     size = min(_BUCKET, gradient_bytes)
     times = {name: measured_row(mesh, AXES, way, size, _TIMES).min_us / 1e3 for name, way in _WAYS.items()}

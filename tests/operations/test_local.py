@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from jaxnet.cluster.environment import find_place
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.operations.launchers.free_port import free_port
 from jaxnet.operations.launchers.job import find_command
-from jaxnet.operations.launchers.local import rank_environment
+from jaxnet.operations.launchers.local import gpus_here, rank_environment, share_of
 
 
 def test_a_python_file_runs_with_this_interpreter(tmp_path):
@@ -75,3 +75,57 @@ def test_where_the_kernel_gives_out_every_port_it_gives_one(monkeypatch, tmp_pat
     monkeypatch.setattr("jaxnet.operations.launchers.free_port._RANGE", every)
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port()))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("jaxnet.operations.launchers.local._DEVICES", tmp_path)
+    monkeypatch.setattr("jaxnet.operations.launchers.local._PLUGINS", ("jax",))  # installed, as a plug-in would be
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpus"),
+    [
+        ({}, ["0", "1"]),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, ["0", "1"]),
+        ({"JAX_PLATFORMS": "cpu"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "3,GPU-8f"}, ["3", "GPU-8f"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_gpus_that_jax_would_use(two_gpus, environ, gpus):
+    assert gpus_here(environ) == gpus
+
+
+def test_without_the_plug_in_there_are_none(two_gpus, monkeypatch):
+    monkeypatch.setattr("jaxnet.operations.launchers.local._PLUGINS", ("no_such_package",))
+    assert gpus_here({}) == []
+
+
+def test_each_process_gets_as_many_gpus_of_its_own():
+    gpus = list("01234567")
+    for processes in (1, 2, 3, 8):
+        shares = [share_of(gpus, index, processes)["CUDA_VISIBLE_DEVICES"].split(",") for index in range(processes)]
+        assert {len(share) for share in shares} == {8 // processes}
+        assert len(set().union(*shares)) == processes * (8 // processes)
+
+
+def test_more_processes_than_gpus_are_refused():
+    with pytest.raises(InputError, match="--processes 2: each wants a GPU of its own, and there is one here"):
+        share_of(["0"], 0, 2)
+
+
+def test_processes_that_share_a_gpu_get_one_line(capsys):
+    def first_collective():
+        raise RuntimeError(
+            "INTERNAL: NCCL operation ncclCommInitRankConfig(...) failed: invalid usage. Last NCCL warning(error) log "
+            "entry 'Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60'."
+        )
+
+    with pytest.raises(SystemExit) as ended:
+        exit_cleanly(first_collective)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: two processes of this host use the same GPU")

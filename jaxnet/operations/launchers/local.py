@@ -5,11 +5,13 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
 from jaxnet.cluster.job_token import TOKEN, new_token
 from jaxnet.command_line import Commands, processes_here
+from jaxnet.errors import InputError
 from jaxnet.operations.launchers.free_port import free_port
 from jaxnet.operations.launchers.job import (
     add_command,
@@ -43,11 +45,15 @@ def launch_local(
         min_processes: down to how many processes restarts may go; None: all are needed.
     """
     whole = find_command(command)
+    gpus = [] if devices_per_process else gpus_here(os.environ)
 
     def ranks(count: int) -> list[Rank]:
         port = free_port()  # a new one for each attempt, so that leftovers of the last one cannot join
         shared = {**os.environ, TOKEN: new_token()}
-        environs = [rank_environment(shared, index, count, port, devices_per_process) for index in range(count)]
+        environs = [
+            rank_environment(shared, index, count, port, devices_per_process) | share_of(gpus, index, count)
+            for index in range(count)
+        ]
         return [Rank(index, whole, environ) for index, environ in enumerate(environs)]
 
     if max_restarts == 0:
@@ -86,6 +92,43 @@ def rank_environment(
     own = {name: value for name, value in environ.items() if name != BIND}
     place = {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(processes), INDEX: str(index)}
     return own | place | {"PYTHONUNBUFFERED": "1"} | emulated_devices(own, devices)
+
+
+# ---- GPUs: each process gets its own, for NCCL joins no two on one -------------------------------------
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_DEVICES = Path("/dev")
+
+
+def gpus_here(environ: Mapping[str, str]) -> list[str]:
+    """The NVIDIA GPUs of this machine that JAX would use, as CUDA_VISIBLE_DEVICES names them."""
+    platforms = environ.get("JAX_PLATFORMS", "").split(",")
+    if not {"", "cuda", "gpu"} & set(platforms) or not any(map(find_spec, _PLUGINS)):
+        return []
+    if _VISIBLE in environ:
+        return [name for name in environ[_VISIBLE].split(",") if name]
+    return [str(index) for index in range(len(list(_DEVICES.glob("nvidia[0-9]*"))))]
+
+
+def share_of(gpus: Sequence[str], index: int, processes: int) -> dict[str, str]:
+    """The variable that gives process `index` its own of the GPUs, as many as each other gets; none without GPUs.
+
+    Raises:
+        InputError: there are fewer GPUs than processes.
+
+    >>> share_of(["0", "1", "2", "3"], 1, 2), share_of([], 1, 2)
+    ({'CUDA_VISIBLE_DEVICES': '2,3'}, {})
+    """
+    if not gpus:
+        return {}
+    if len(gpus) < processes:
+        raise InputError(
+            f"--processes {processes}: each wants a GPU of its own, and there "
+            f"{'is one' if len(gpus) == 1 else f'are {len(gpus)}'} here; start fewer, or set JAX_PLATFORMS=cpu"
+        )
+    each = len(gpus) // processes
+    return {_VISIBLE: ",".join(gpus[index * each : (index + 1) * each])}
 
 
 # ---- Command line ---------------------------------------------------------------------------------------
