@@ -1,9 +1,11 @@
 """The first eight minutes on a machine with GPUs or TPUs: are the numbers right, and how fast is a step?
 
-    python -m benchmarks.accelerator --out FOLDER [--small] [--options sparse_cores] [--torch-python PYTHON]
+    python -m benchmarks.accelerator --out FOLDER [--small] [--strategy NAME] [--options OPTION] [--torch-python PYTHON]
 
 - numerics: three steps of a small network under every strategy, on the accelerators and on as many emulated CPUs, with
-  products in full precision: the largest difference of a parameter, relative to the largest one of its array;
+  products in full precision: the largest difference of a parameter, relative to the largest one of its array. Where
+  there is one GPU, four processes share it, as two hosts of two: NCCL is told that they are on different hosts, so
+  that sums really travel. (Times would mean nothing: a GPU runs the kernels of processes in turn, 10 ms each.)
 - networks: ResNet-50 (256 images of 224 x 224 a device) and others, one batch again and again, without input: a step,
   beside the model of it (`jaxnet plan --on here`), and the most memory that the device has had in use, beside what the
   compiler said that the step needs;
@@ -22,6 +24,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -32,67 +35,94 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from benchmarks.accelerator_steps import small_run
 from jaxnet import Config, LanguageModel, Optimizer
 from jaxnet.comm import STRATEGIES, GiB, make_mesh, named_strategy
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.cost.links import places_of
 from jaxnet.cost.scheduled import modelled
 from jaxnet.data import PythonTopics, Synthetic
-from jaxnet.errors import InputError
-from jaxnet.models import CNN, ZOO, Transformer
+from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.models import ZOO, Transformer
+from jaxnet.operations.launchers.free_port import free_port
+from jaxnet.operations.launchers.local import rank_environment
 from jaxnet.training.experiment import Experiment
 from jaxnet.training.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 _PEERS = ("jaxnet", "jax by hand", "torch channels_last", "torch compile")
-_STEPS = 3
 _EXACT, _LOSSY = 1e-4, 1e-1  # what rounding may do in three steps; a codec may round to the other side
-_SMALL = CNN(10, widths=(8, 16), hidden=1024)  # 1 MB of gradients: a TPU's SparseCores take no small messages
-
-
-def small_run(strategy: str, devices: int, options: Sequence[str] = ()) -> Config:
-    """A run of a small network."""
-    return Config(
-        model=_SMALL,
-        data=Synthetic((16, 16, 3), num_train=16 * devices, num_test=16),
-        epochs=1,
-        batch_size=16 * devices,
-        optimizer=Optimizer("sgd", learning_rate=0.1, momentum=0.9),
-        strategy=strategy,
-        compiler_options=tuple(options),
-    )
+_SHARING = 4  # processes, where there is one GPU
+_STEPS_SECONDS = 300
 
 
 # ---- Numerics -----------------------------------------------------------------------------------------------------
 
 
-def params_after(config: Config, mesh: Mesh, steps: int) -> list[np.ndarray]:
-    """Whole parameters after some steps."""
-    experiment = prepare(config, mesh)
-    state = experiment.init()
-    with closing(experiment.batches()) as batches:
-        for _, batch in zip(range(steps), batches, strict=False):
-            state, _ = experiment.step(state, batch)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(experiment.layout.whole(state).params))]
+def numerics(options: Sequence[str], strategies: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of each strategy, how far three steps on the accelerators are from the same on CPUs."""
+    platform, devices = devices_here()
+    shared = platform == "gpu" and devices == 1
+    size = _SHARING if shared else devices
+    arguments = [word for name in strategies for word in ("--strategy", name)]
+    if platform != "tpu" and size % 2 == 0:
+        arguments += ["--hosts", "2"]
+    with tempfile.TemporaryDirectory() as folder:
+        on_cpus = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(size)}
+        there = steps_of(Path(folder) / "there.npz", arguments, [os.environ | on_cpus])
+        arguments += ["--options", *options] if options else []
+        here = steps_of(Path(folder) / "here.npz", arguments, _sharing() if shared else [os.environ])
+    return {name: compared(name, here, there) for name in strategies}
 
 
-def numerics(mesh: Mesh, options: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of each strategy, how far three steps on the mesh are from the same on CPUs."""
-    cpus = make_mesh(mesh.shape["host"], jax.devices("cpu")[: mesh.devices.size])
-    rows: dict[str, dict[str, Any]] = {}
-    for name in STRATEGIES:
-        size = mesh.devices.size
-        try:
-            with jax.default_matmul_precision("highest"):
-                here = params_after(small_run(name, size, options), mesh, _STEPS)
-                there = params_after(small_run(name, size), cpus, _STEPS)
-        except Exception as error:  # one strategy that fails is a row, not the end
-            rows[name] = {"good": False, "error": f"{type(error).__name__}: {error}"[:300]}
-            continue
-        differ = max(float(np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1)) for a, b in zip(here, there, strict=True))
-        allowed = _EXACT if named_strategy(name).exact else _LOSSY
-        rows[name] = {"good": differ <= allowed, "difference": differ, "allowed": allowed}
-    return rows
+def devices_here() -> tuple[str, int]:
+    """Platform and number of this machine's devices, asked by another process: this one's would keep what it saw."""
+    asked = "import jax; print(jax.default_backend(), jax.device_count())"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    platform, count = done.stdout.split()
+    return platform, int(count)
+
+
+def _sharing() -> list[Mapping[str, str]]:
+    """The environments of processes that share a GPU. Their kernels take turns; none may take most of the memory."""
+    apart = {"NCCL_SOCKET_IFNAME": "lo", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    port = free_port()
+    return [
+        rank_environment(os.environ, rank, _SHARING, port, None) | apart | {"NCCL_HOSTID": f"rank{rank}"}
+        for rank in range(_SHARING)
+    ]
+
+
+def steps_of(file: Path, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> dict[str, np.ndarray]:
+    """What `accelerator_steps.py` found in these processes; InputError: one failed, or there was no end."""
+    command = [sys.executable, "-m", "benchmarks.accelerator_steps", str(file), *arguments]
+    running, end = [], time.monotonic() + _STEPS_SECONDS
+    for number, environ in enumerate(environments):
+        with file.with_suffix(f".{number}").open("w") as log:
+            running.append(subprocess.Popen(command, env=environ, cwd=ROOT, stdout=log, stderr=log))
+    try:
+        failed = [number for number, process in enumerate(running) if process.wait(max(0, end - time.monotonic()))]
+    except subprocess.TimeoutExpired:
+        raise InputError(f"numerics: no end within {_STEPS_SECONDS} s") from None
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    if failed:
+        said = file.with_suffix(f".{failed[0]}").read_text().strip().splitlines()
+        raise InputError(f"numerics: {said[-1] if said else 'a process failed'}")
+    return dict(np.load(file))
+
+
+def compared(name: str, here: Mapping[str, np.ndarray], there: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """A strategy's row."""
+    for side in (here, there):
+        if f"{name}/error" in side:
+            return {"good": False, "error": str(side[f"{name}/error"])}
+    pairs = [(here[key], there[key]) for key in there if key.startswith(f"{name}/")]
+    differ = max(float(np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1)) for a, b in pairs)
+    allowed = _EXACT if named_strategy(name).exact else _LOSSY
+    return {"good": differ <= allowed, "difference": differ, "allowed": allowed}
 
 
 # ---- Time and memory ----------------------------------------------------------------------------------------------
@@ -295,13 +325,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--small", action="store_true", help="one small network, and no photos")
+    parser.add_argument("--strategy", action="append", choices=list(STRATEGIES), help="again for each; default: all")
     parser.add_argument("--options", nargs="+", default=[], metavar="OPTION", help="NAME=VALUE, or sparse_cores")
     parser.add_argument("--torch-python", metavar="PYTHON", help="one with PyTorch: benchmarks/peers/README.md")
     args = parser.parse_args(argv)
-    # First, because from its first use of a GPU on this process holds most of its memory.
+    # First what other processes measure: from its first use of a GPU on, this one holds most of its memory.
     beside = peers(args.torch_python, args.small) if args.torch_python else {}
-    if "JAX_NUM_CPU_DEVICES" not in os.environ:
-        jax.config.update("jax_num_cpu_devices", 8)  # at least as many as accelerators of a machine
+    numbers = numerics(args.options, args.strategy or list(STRATEGIES))
     mesh = make_mesh()
     first = mesh.devices.flat[0]
     runs = {"a small one": small_run("auto", mesh.devices.size, args.options)}
@@ -313,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "devices": mesh.devices.size,
         "jax": jax.__version__,
         "options": args.options,
-        "numerics": numerics(mesh, args.options),
+        "numerics": numbers,
         "networks": speeds(mesh, runs, steps=3 if args.small else 10),
         "peers": beside,
         "overhead": overhead(mesh, args.options),
@@ -327,4 +357,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_cleanly(main)

@@ -1,26 +1,28 @@
 """`python -m benchmarks.accelerator`, in a small size, where the accelerators are emulated CPUs."""
 
 import json
+import os
 
+import numpy as np
 import pytest
 
 from benchmarks import accelerator
-from jaxnet import comm
+from jaxnet.errors import InputError
 
-FEW = {name: comm.STRATEGIES[name] for name in ("hierarchical", "zero", "int8")}
+FEW = ("hierarchical", "zero", "int8")
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def eight_cpus(monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
-    monkeypatch.setattr(accelerator, "STRATEGIES", FEW)
 
 
 @pytest.mark.slow
-def test_it_writes_what_it_found(quick, tmp_path, capsys):
-    assert accelerator.main(["--small", "--out", str(tmp_path / "found")]) == 0
+def test_it_writes_what_it_found(eight_cpus, tmp_path, capsys):
+    few = [word for name in FEW for word in ("--strategy", name)]
+    assert accelerator.main(["--small", *few, "--out", str(tmp_path / "found")]) == 0
     found = json.loads((tmp_path / "found/accelerator.json").read_text())
-    assert found["numerics"].keys() == FEW.keys()
+    assert tuple(found["numerics"]) == FEW
     assert all(row["good"] for row in found["numerics"].values())
     assert found["networks"]["a small one"]["examples_per_second"] > 0
     assert found["overhead"]["call_milliseconds"] > 0
@@ -30,7 +32,7 @@ def test_it_writes_what_it_found(quick, tmp_path, capsys):
     assert "wrong" not in page
 
 
-def test_pytorch_that_is_not_there_is_told(quick, tmp_path):
+def test_pytorch_that_is_not_there_is_told(tmp_path):
     asked = accelerator.peers(str(tmp_path / "python"), small=True)
     [line] = accelerator._beside_peers(asked)
     assert line.startswith("- PyTorch could not be measured: error: no Python at ")
@@ -49,28 +51,33 @@ def test_peers_have_a_line_each():
     assert accelerator._beside_peers({}) == []
 
 
-def test_options_reach_the_compiler(quick, monkeypatch):
-    monkeypatch.setattr(accelerator, "STRATEGIES", {name: FEW[name] for name in ("hierarchical", "zero")})
-    rows = accelerator.numerics(comm.make_mesh(2), ["xla_no_such_option=1"])
-    assert all("InputError: compiler_options: XLA: " in row["error"] for row in rows.values())
+@pytest.mark.slow
+def test_options_reach_the_compiler(eight_cpus):
+    rows = accelerator.numerics(["xla_no_such_option=1"], FEW[:1])
+    assert "InputError: compiler_options: XLA: " in rows["hierarchical"]["error"]
 
 
 @pytest.mark.slow
-def test_numbers_that_differ_and_strategies_that_fail_are_told(quick, tmp_path, monkeypatch):
-    real = accelerator.params_after
-    seen = []
+def test_processes_that_share_a_device_sum_as_one_does(eight_cpus, tmp_path):
+    """What is done where there is one GPU, on CPUs."""
+    arguments = ["--strategy", "hierarchical", "--hosts", "2"]
+    four = [{**environ, "JAX_NUM_CPU_DEVICES": "1"} for environ in accelerator._sharing()]
+    here = accelerator.steps_of(tmp_path / "here.npz", arguments, four)
+    there = accelerator.steps_of(tmp_path / "there.npz", arguments, [{**os.environ, "JAX_NUM_CPU_DEVICES": "4"}])
+    assert accelerator.compared("hierarchical", here, there)["good"]
 
-    def other(config, mesh, steps):
-        seen.append(config.strategy)
-        params = real(config, mesh, steps)
-        if config.strategy == "zero" and seen.count("zero") == 1:
-            params[0] = params[0] + 0.01
-        if config.strategy == "int8":
-            raise RuntimeError("no such kernel")
-        return params
 
-    monkeypatch.setattr(accelerator, "params_after", other)
-    rows = accelerator.numerics(comm.make_mesh(2), ())
-    assert [name for name, row in rows.items() if not row["good"]] == ["zero", "int8"]
-    assert rows["int8"]["error"] == "RuntimeError: no such kernel"
-    assert rows["zero"]["difference"] > rows["zero"]["allowed"]
+def test_numbers_that_differ_and_strategies_that_fail_are_told():
+    there = {"zero/0": np.array([1.0, -2.0]), "zero/1": np.zeros(1), "int8/0": np.array([1.0])}
+    here = {"zero/0": np.array([1.0, -2.02]), "zero/1": np.zeros(1), "int8/error": np.array("RuntimeError: no kernel")}
+    row = accelerator.compared("zero", here, there)
+    assert not row["good"]
+    assert row["difference"] == pytest.approx(0.01)
+    assert accelerator.compared("int8", here, there) == {"good": False, "error": "RuntimeError: no kernel"}
+    assert accelerator.compared("zero", there, there) == {"good": True, "difference": 0.0, "allowed": 1e-4}
+
+
+def test_a_process_that_fails_is_quoted(tmp_path):
+    place = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "one"}
+    with pytest.raises(InputError, match="numerics: error: JAX_PROCESS_ID is 'one'; it must be a whole number"):
+        accelerator.steps_of(tmp_path / "here.npz", [], [os.environ | place])
