@@ -9,7 +9,6 @@ never two at once, a call each; figures are p50 and p99 of the calls. Needs PyTo
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,13 +19,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.compare import Worker
 from benchmarks.peers.networks import NETWORKS
 from benchmarks.peers.rounds import in_turn
-from jaxnet.cluster.huge_pages import VARIABLE, wanted
-from jaxnet.errors import InputError, exit_cleanly
+from benchmarks.peers.workers import (
+    Worker,
+    add_cores,
+    add_torch_python,
+    find_torch_python,
+    huge_pages,
+    keep_to_cores,
+    worker_command,
+)
+from jaxnet.errors import exit_cleanly
 
-PEERS = Path(__file__).resolve().parent / "peers"
 ENGINES = {
     "jaxnet": "jax",
     "torch channels_last": "torch",
@@ -49,17 +54,14 @@ class Turn(NamedTuple):
 
 def measure(network: str, turns: Sequence[Turn], calls: int, torch_python: str, cores: int) -> dict[Turn, list[float]]:
     """Milliseconds of every call."""
-    pythons = {"jax": sys.executable, "torch": torch_python}
     times: dict[Turn, list[float]] = {turn: [] for turn in turns}
     with ExitStack() as stack:
         workers = {}
         for framework in dict.fromkeys(ENGINES[turn.engine] for turn in turns):
             own = [turn.variant for turn in turns if ENGINES[turn.engine] == framework]
-            command = [pythons[framework], str(PEERS / f"inference_{framework}.py"), network, str(cores), *own]
-            # As `jaxnet` starts itself; PyTorch as one starts it.
-            pages = wanted(os.environ) if framework == "jax" else None
-            environment = {} if pages is None else {VARIABLE: pages}
-            workers[framework] = stack.enter_context(Worker(framework, command, environment))
+            command = [*worker_command("inference", framework, torch_python), network, str(cores), *own]
+            pages = huge_pages() if framework == "jax" else {}  # each as one starts it
+            workers[framework] = stack.enter_context(Worker(framework, command, pages))
         for _, turn in in_turn(turns, calls):
             times[turn].append(workers[ENGINES[turn.engine]].milliseconds(turn.variant, 1))
     return times
@@ -81,15 +83,14 @@ def main() -> int:
     parser.add_argument("--batch", type=int, action="append", help="images; again for each; default 1 and 32")
     parser.add_argument("--engine", choices=list(ENGINES), action="append", help="again for each; default: all")
     parser.add_argument("--calls", type=int, default=50, help="of each; default %(default)s")
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="default: all of this process")
-    parser.add_argument("--torch-python", default=".venv-torch/bin/python", help="default %(default)s")
+    add_cores(parser)
+    add_torch_python(parser)
     parser.add_argument("--json", action="store_true", help="print the times of every call")
     args = parser.parse_args()
-    if not Path(args.torch_python).is_file():
-        raise InputError(f"no Python at {args.torch_python}: make it with benchmarks/peers/environment.sh")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])  # the workers inherit it
+    torch_python = find_torch_python(args.torch_python)
+    keep_to_cores(args.cores)
     turns = [Turn(engine, batch) for batch in args.batch or [1, 32] for engine in args.engine or ENGINES]
-    times = measure(args.network, turns, args.calls, args.torch_python, args.cores)
+    times = measure(args.network, turns, args.calls, torch_python, args.cores)
     if args.json:
         print(json.dumps({turn.variant: values for turn, values in times.items()}))
     else:

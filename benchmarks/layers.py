@@ -12,7 +12,6 @@ over the rounds. Freed memory stays with the worker, so that no time goes into p
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections import Counter
@@ -28,15 +27,21 @@ from jax import lax
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jaxnet
-from benchmarks.peers.compare import Worker
-from benchmarks.peers.networks import CLASSES, DIRECTIONS, IMAGE, NETWORKS, Layer
+from benchmarks.peers.networks import CLASSES, DIRECTIONS, IMAGE, NETWORKS, Layer, layer_turn
 from benchmarks.peers.rounds import in_turn
+from benchmarks.peers.workers import (
+    Worker,
+    add_cores,
+    add_torch_python,
+    find_torch_python,
+    keep_to_cores,
+    worker_command,
+)
 from jaxnet.cost.shapes import SIZES
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.models import ZOO
 from jaxnet.models.convolution import Convolution
 
-PEERS = Path(__file__).resolve().parent / "peers"
 WORKLOAD, TRANSFORMER = "dense", "transformer"  # besides the networks of images
 # Whose worker times a column, and in which variants; the fastest counts. `written` is what JAX alone makes of a layer.
 COLUMNS = {"jaxnet": ("jax", ("step",)), "written": ("jax", ("written",)), "torch": ("torch", ("last", "first"))}
@@ -123,32 +128,25 @@ def _layer(module: nn.Dense | Convolution, inputs: tuple[int, ...]) -> Layer:
 def measure(needed: Mapping[tuple[Layer, str], int], torch_python: str, rounds: int, cores: int) -> list[Row]:
     """Time every layer in every direction, by turns."""
     layers = list(dict.fromkeys(layer for layer, _ in needed))
-    pythons = {"jax": sys.executable, "torch": torch_python}
     turns = [
-        (framework, f"{variant} {layers.index(layer)} {direction}", layer)
+        (framework, layer_turn(variant, layers.index(layer), direction), layer)
         for layer, direction in needed
         for framework, variants in COLUMNS.values()
         for variant in variants
     ]
     times: dict[tuple[str, str], list[float]] = {turn[:2]: [] for turn in turns}
     with ExitStack() as stack:
-        workers = {
-            framework: stack.enter_context(
-                Worker(
-                    framework,
-                    [python, str(PEERS / f"layers_{framework}.py"), json.dumps(layers), str(cores)],
-                    _KEEP_MEMORY,
-                )
-            )
-            for framework, python in pythons.items()
-        }
+        workers = {}
+        for framework in dict.fromkeys(turn[0] for turn in turns):
+            command = [*worker_command("layers", framework, torch_python), json.dumps(layers), str(cores)]
+            workers[framework] = stack.enter_context(Worker(framework, command, _KEEP_MEMORY))
         for _, (framework, variant, layer) in in_turn(turns, rounds):
             calls = max(1, round(_FLOPS_A_TURN / layer.flops))
             times[framework, variant].append(workers[framework].milliseconds(variant, calls))
 
     def best(column: str, layer: Layer, direction: str) -> float:
         framework, variants = COLUMNS[column]
-        labels = (f"{variant} {layers.index(layer)} {direction}" for variant in variants)
+        labels = (layer_turn(variant, layers.index(layer), direction) for variant in variants)
         return min(statistics.median(times[framework, label]) for label in labels)
 
     return [Row(*key, count, *(best(column, *key) for column in COLUMNS)) for key, count in needed.items()]
@@ -182,16 +180,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=(WORKLOAD, TRANSFORMER, *NETWORKS), default=WORKLOAD)
     parser.add_argument("--batch", type=int, help="examples; default: the workload's, or 16 images")
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="default: all of this process")
+    add_cores(parser)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--torch-python", default=".venv-torch/bin/python", help="default %(default)s")
+    add_torch_python(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
-    if not Path(args.torch_python).is_file():
-        raise InputError(f"no Python at {args.torch_python}: make it with benchmarks/peers/environment.sh")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])  # the workers inherit it
+    torch_python = find_torch_python(args.torch_python)
+    keep_to_cores(args.cores)
     jax.config.update("jax_platforms", "cpu")
-    rows = measure(layers_of(args.network, args.batch), args.torch_python, args.rounds, args.cores)
+    rows = measure(layers_of(args.network, args.batch), torch_python, args.rounds, args.cores)
     if args.json:
         print(json.dumps({**vars(args), "rows": [row._asdict() for row in rows]}))
     else:

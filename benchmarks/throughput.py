@@ -25,15 +25,12 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.compare import Worker
 from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, NETWORKS
 from benchmarks.peers.rounds import in_turn
-from jaxnet.cluster.huge_pages import VARIABLE, wanted
+from benchmarks.peers.workers import Worker, add_torch_python, find_torch_python, huge_pages, worker_command
 from jaxnet.errors import InputError, exit_cleanly
 from jaxnet.models import ZOO, abstract_variables, from_linen
 from jaxnet.models.zoo import count_flops
-
-PEERS = Path(__file__).resolve().parent / "peers"
 
 
 class Turn(NamedTuple):
@@ -117,7 +114,6 @@ def text(table: Sequence[Row]) -> str:
 
 def measure(args: argparse.Namespace) -> dict[Turn, list[float]]:
     """Milliseconds of every round of every variant, and of products of matrices."""
-    pythons = {"jax": sys.executable, "torch": args.torch_python}
     common = ["--model", args.model, "--batch", str(args.batch), "--dtype", args.dtype, "--side", str(args.side)]
     if args.threads:
         common += ["--threads", str(args.threads)]
@@ -128,18 +124,14 @@ def measure(args: argparse.Namespace) -> dict[Turn, list[float]]:
         workers = {}
         for kind in kinds:
             own = [turn.variant for turn in turns if turn.products == kind]
-            command = [pythons[kind.framework], str(PEERS / f"train_{kind.framework}.py"), *common]
+            command = [*worker_command("train", kind.framework, args.torch_python), *common]
             command += [word for variant in own for word in ("--variant", variant)]
-            workers[kind] = stack.enter_context(Worker(kind.framework, command, _environment(kind)))
+            pages = huge_pages() if kind.huge_pages else {}
+            workers[kind] = stack.enter_context(Worker(kind.framework, command, pages))
         for _, turn in in_turn([*turns, *kinds], args.rounds):
             worker = workers[turn.products]
             times[turn].append(worker.milliseconds(turn.variant, args.steps_per_round))
     return times
-
-
-def _environment(worker: Turn) -> dict[str, str]:
-    value = wanted(os.environ) if worker.huge_pages else None
-    return {} if value is None else {VARIABLE: value}
 
 
 def main() -> int:
@@ -165,17 +157,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps-per-round", type=int, default=3)
     parser.add_argument("--side", type=int, default=2048, help="of the matrices that give the peak; 16384 on a GPU")
     parser.add_argument("--threads", type=int, help="of PyTorch; default: its own choice")
-    parser.add_argument("--torch-python", help="default .venv-torch/bin/python, if it is there")
+    add_torch_python(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
-    named = args.torch_python or ".venv-torch/bin/python"
-    there = Path(named).is_file()
-    if args.torch_python and not there:
-        raise InputError(f"no Python at {named}: make it with benchmarks/peers/environment.sh")
-    args.torch_python = named
-    args.variant = args.variant or [name for name, turn in VARIANTS.items() if there or turn.framework == "jax"]
-    if not there and any(VARIANTS[name].framework == "torch" for name in args.variant):
-        raise InputError(f"no Python at {named}: make it with benchmarks/peers/environment.sh, or give --torch-python")
+    try:
+        args.torch_python = find_torch_python(args.torch_python)
+    except InputError:
+        if args.torch_python or any(VARIANTS[name].framework == "torch" for name in args.variant or ()):
+            raise
+        args.variant = args.variant or [name for name, turn in VARIANTS.items() if turn.framework == "jax"]
+    args.variant = args.variant or list(VARIANTS)
     return args
 
 

@@ -14,20 +14,15 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.peers.rounds import in_turn
+from benchmarks.peers.workers import PEERS, Worker, add_torch_python, find_torch_python
 from jaxnet.errors import InputError, exit_cleanly
 
-_HERE = Path(__file__).resolve().parent
 _FULL_PRECISION = ("ddp-1MiB", "ddp-4MiB", "ddp-25MiB", "ddp-1MiB-static", "ddp-4MiB-static")
 _HANGS = "ddp-powersgd"  # its hook's callbacks may wait for each other: in a worker of its own, which may be ended
 _PEERS = (*_FULL_PRECISION, "ddp-fp16", _HANGS)
@@ -35,88 +30,11 @@ _LIMIT_SECONDS = 120
 _STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "flat")
 
 
-class Worker:
-    """A process that times a round of one variant when asked; killed on leaving, or when it is late.
-
-    Args:
-        name: for messages.
-        command: that starts it.
-        environment: variables besides those of this process.
-        limit: seconds until an answer; None: it may take its time. A worker that is late, or that ends although it has
-            a limit, is lost: it answers no more.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str] = MappingProxyType({}),
-        limit: float | None = None,
-    ) -> None:
-        self.name = name
-        self.limit = limit
-        self.lost = False
-        self.process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._answer()  # it is warm
-
-    def milliseconds(self, variant: str, steps: int) -> float:
-        """Of a step; infinite if the worker is lost."""
-        if self.lost:
-            return math.inf
-        assert self.process.stdin is not None
-        try:
-            print(variant, steps, file=self.process.stdin, flush=True)
-        except BrokenPipeError:
-            self._ended()
-        return float(self._answer().get("ms", math.inf))
-
-    def _answer(self) -> dict[str, Any]:
-        """Its next line of JSON; libraries print other lines too."""
-        assert self.process.stdout is not None
-        timer = threading.Timer(self.limit or threading.TIMEOUT_MAX, self._lose)
-        timer.daemon = True
-        timer.start()
-        try:
-            for line in self.process.stdout:
-                if line.startswith("{"):
-                    return json.loads(line)
-                print(line, end="", file=sys.stderr)
-        finally:
-            timer.cancel()
-        # Of two that wait for each other the one that is ended first takes the other's connection with it.
-        self.lost = self.lost or self.limit is not None
-        return {} if self.lost else self._ended()
-
-    def _lose(self) -> None:
-        self.lost = True
-        self.process.kill()
-
-    def _ended(self) -> Any:
-        raise InputError(f"the worker of {self.name} ended with status {self.process.wait()}; see its message above")
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.close()
-            self.process.wait(10)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-
 def main() -> int:
     args = _arguments()
     if "JAX_PROCESS_ID" not in os.environ:
         raise InputError("compare.py runs once a host: start it with jaxnet lab or jaxnet launch local")
-    if not Path(args.torch_python).is_file():
-        raise InputError(f"no Python at {args.torch_python}: make it with benchmarks/peers/environment.sh")
+    torch_python = find_torch_python(args.torch_python)
     common = ["--model", args.model, *(["--batch", str(args.batch)] if args.batch else [])]
     ours = [word for label in args.strategy for word in ("--strategy", label)]
     peers = [name for name in ("torch-compute", *args.peer) if name != _HANGS]
@@ -124,11 +42,11 @@ def main() -> int:
     threads = ["--threads", str(args.threads)] if args.threads else []
     turns = [("jaxnet", "jaxnet-compute"), *(("jaxnet", label) for label in args.strategy)]
     turns += [("torch", name) for name in peers]
-    torch_command = [args.torch_python, str(_HERE / "ddp.py"), "--serve", *common, *threads]
+    torch_command = [torch_python, str(PEERS / "ddp.py"), "--serve", *common, *threads]
     with contextlib.ExitStack() as stack:
         start = lambda *given: stack.enter_context(Worker(*given))  # noqa: E731
         workers = {
-            "jaxnet": start("jaxnet", [sys.executable, str(_HERE / "jaxnet_worker.py"), *common, *ours]),
+            "jaxnet": start("jaxnet", [sys.executable, str(PEERS / "jaxnet_worker.py"), *common, *ours]),
             "torch": start("PyTorch", [*torch_command, *theirs]),
         }
         if _HANGS in args.peer:
@@ -169,7 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps-per-round", type=int, default=5)
     parser.add_argument("--threads", type=int, help="of PyTorch; 1 where each host has one core")
-    parser.add_argument("--torch-python", default=".venv-torch/bin/python", help="default %(default)s")
+    add_torch_python(parser)
     parser.add_argument("--json", action="store_true", help="print the times of every round")
     args = parser.parse_args()
     args.strategy = args.strategy or list(_STRATEGIES)

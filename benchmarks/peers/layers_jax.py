@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.peers.networks import DIRECTIONS, WARMUP_STEPS, Layer
+from benchmarks.peers.networks import WARMUP_STEPS, Layer, layer_runs
 from benchmarks.peers.rounds import serve_runs
 from jaxnet.models import network_options
 from jaxnet.models.convolution import convolve
@@ -57,13 +57,7 @@ def layer_run(layer: Layer, direction: str, variant: str) -> Callable[[int], Non
 
 def main() -> None:
     layers = [Layer.of(given) for given in json.loads(sys.argv[1])]
-    runs = {
-        f"{variant} {index} {direction}": layer_run(layer, direction, variant)
-        for index, layer in enumerate(layers)
-        for direction in DIRECTIONS
-        for variant in VARIANTS
-    }
-    serve_runs("jax", runs, WARMUP_STEPS)
+    serve_runs("jax", layer_runs(layers, VARIANTS, layer_run), WARMUP_STEPS)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.peers.networks import DIRECTIONS, WARMUP_STEPS, Layer
+from benchmarks.peers.networks import WARMUP_STEPS, Layer, layer_runs
 from benchmarks.peers.rounds import serve_runs
 
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
@@ -57,13 +57,7 @@ def _convolution(layer: Layer, direction: str, layout: str) -> Callable[[], obje
 def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
     layers = [Layer.of(given) for given in json.loads(sys.argv[1])]
-    runs = {
-        f"{layout} {index} {direction}": layer_run(layer, direction, layout)
-        for index, layer in enumerate(layers)
-        for direction in DIRECTIONS
-        for layout in FORMATS
-    }
-    serve_runs("torch", runs, WARMUP_STEPS)
+    serve_runs("torch", layer_runs(layers, FORMATS, layer_run), WARMUP_STEPS)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 CLASSES = 1000
@@ -91,6 +91,23 @@ class Layer(NamedTuple):
         stride, groups = f"/{self.stride}" * (self.stride > 1), f" in {self.groups} groups" * (self.groups > 1)
         sizes = ["x".join(map(str, dims)) for dims in (self.kernel[:2], self.inputs[1:3])]
         return f"{sizes[0]}{stride} {channels}{groups} at {sizes[1]}"
+
+
+def layer_turn(variant: str, index: int, direction: str) -> str:
+    """What layers.py asks of its workers: a variant of layer number `index`."""
+    return f"{variant} {index} {direction}"
+
+
+def layer_runs(
+    layers: Sequence[Layer], variants: Iterable[str], make: Callable[[Layer, str, str], Callable[[int], None]]
+) -> dict[str, Callable[[int], None]]:
+    """All that they may be asked; `make(layer, direction, variant)` gives what is timed."""
+    return {
+        layer_turn(variant, index, direction): make(layer, direction, variant)
+        for index, layer in enumerate(layers)
+        for direction in DIRECTIONS
+        for variant in variants
+    }
 
 
 def worker_arguments(description: str | None, variants: Sequence[str]) -> argparse.Namespace:
