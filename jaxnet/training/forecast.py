@@ -22,7 +22,7 @@ from jaxnet.cost.scheduled import Timeline, Travel, modelled
 from jaxnet.data import Source, open_split
 from jaxnet.errors import InputError, error_text
 from jaxnet.training.experiment import Experiment
-from jaxnet.training.plan import RunPlan, size_text
+from jaxnet.training.plan import RunPlan, explained, size_text
 from jaxnet.training.prepare import prepare
 
 _UNTRIED_TILES = "Couldn't find output tile sizes"  # what XLA says where only a device could tell which fit
@@ -238,8 +238,9 @@ def _lines(made: Forecast) -> Iterator[str]:
             f"{sum(travel.beside.flops.values()) / 1e9:>9.1f}{1e3 * travel.seconds:>9.3f}{1e3 * travel.exposed:>9.3f}"
         )
     yield ""
-    yield made.check.explain() if made.check.planned else "nothing was planned: XLA places what it finds best"
-    yield f"{made.hidden_share:.0%} of the bytes that a device sends travel beside operations"
+    yield explained(made.check)
+    if timeline.travels:
+        yield f"{made.hidden_share:.0%} of the bytes that a device sends travel beside operations"
     yield (
         f"a step at the published rates: {1e3 * timeline.seconds:.2f} ms, of which {1e3 * timeline.exposed:.2f} ms "
         "wait for collectives (a model, not a measurement)"

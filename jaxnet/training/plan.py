@@ -221,7 +221,7 @@ def _check_lines(check: Check) -> Iterator[str]:
     for index, (collective, purpose, place, compute) in enumerate(_collectives(check)):
         yield f"{index:>3}  {collective:<52}  {purpose:<9}  {place:>16}  {compute:>21}"
     yield ""
-    yield _explained(check)
+    yield explained(check)
 
 
 _COLLECTIVES = ("planned, in the order of issue", "of", "in the program", "compute operations before it")
@@ -244,8 +244,13 @@ def _found_cells(found: FoundCollective, place: int) -> tuple[str, str, str]:
     return purpose, f"{place + 1}.", f"{found.compute_before}"
 
 
-def _explained(check: Check) -> str:
-    return check.explain() if check.planned else "nothing was planned: XLA places what it finds best"
+def explained(check: Check) -> str:
+    """In words, what of the plan is in the compiled program."""
+    if check.planned:
+        return check.explain()
+    if not check.found:
+        return "nothing travels: no collective was planned, and none is in the compiled program"
+    return "nothing was planned: XLA places what it finds best"
 
 
 def _html(report: dict[str, Any], check: Check | None) -> Iterator[str]:
@@ -261,7 +266,7 @@ def _html(report: dict[str, Any], check: Check | None) -> Iterator[str]:
     sent = report["wire_bytes_per_axis"] or {"all axes": report["wire_bytes_per_step"]}
     yield html_table(["the busiest device sends over", "bytes a step"], sent.items())
     if check is not None and (check.planned or check.found):
-        yield html_line(_explained(check))
+        yield html_line(explained(check))
         yield html_folded("collective by collective", html_table(_COLLECTIVES, _collectives(check)))
 
 

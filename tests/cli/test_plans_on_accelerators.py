@@ -43,6 +43,14 @@ def test_a_plan_says_whether_it_fits_and_what_is_hidden(tiny, on_cpus, capsys):
     assert "% of the bytes that a device sends travel beside operations" in out
 
 
+def test_on_one_device_nothing_travels(tiny, on_cpus, monkeypatch, capsys):
+    monkeypatch.setattr(Cluster, "mesh", lambda self, hosts=None: comm.make_mesh(1, jax.devices()[:1]))
+    assert run(["plan", "--config", tiny, "--on", "h200:1x1", "strategy=hierarchical"]) == 0
+    out = capsys.readouterr().out
+    assert "nothing travels: no collective was planned, and none is in the compiled program" in out
+    assert "beside operations" not in out
+
+
 def test_a_plan_as_json(tiny, on_cpus, capsys):
     assert run(["plan", "--config", tiny, "--on", "v5e:2x2", "--json", "strategy=ddp"]) == 0
     plan = json.loads(capsys.readouterr().out)
