@@ -26,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -64,26 +66,34 @@ def numerics(options: Sequence[str], strategies: Sequence[str]) -> dict[str, dic
     platform, devices = devices_here()
     shared = platform == "gpu" and devices == 1
     size = _SHARING if shared else devices
-    arguments = [word for name in strategies for word in ("--strategy", name)]
-    if platform != "tpu" and size % 2 == 0:
-        arguments += ["--hosts", "2"]
-    with tempfile.TemporaryDirectory() as folder:
-        on_cpus = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(size)}
-        there = steps_of(Path(folder) / "there.npz", arguments, [os.environ | on_cpus])
-        arguments += ["--options", *options] if options else []
-        here = steps_of(Path(folder) / "here.npz", arguments, _sharing() if shared else [os.environ])
-    return {name: compared(name, here, there) for name in strategies}
+    hosts = ["--hosts", "2"] if platform != "tpu" and size % 2 == 0 else []
+    on_cpus = [os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(size)}]
+    # Most of the time goes into compiling, a core for each process; but only GPUs take several at once.
+    at_once = max(1, len(os.sched_getaffinity(0)) // (_SHARING + 1)) if shared else 1
+    groups = min(at_once, len(strategies))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 * groups) as pool:
+        here, there = [], []
+        for group in range(groups):
+            arguments = [*hosts, *(word for name in strategies[group::groups] for word in ("--strategy", name))]
+            there.append(pool.submit(steps_of, Path(folder) / f"there-{group}.npz", arguments, on_cpus))
+            arguments += ["--options", *options] if options else []
+            places = sharing() if shared else [os.environ]
+            here.append(pool.submit(steps_of, Path(folder) / f"here-{group}.npz", arguments, places))
+        found, wanted = (ChainMap(*(part.result() for part in parts)) for parts in (here, there))
+    return {name: compared(name, found, wanted) for name in strategies}
 
 
 def devices_here() -> tuple[str, int]:
     """Platform and number of this machine's devices, asked by another process: this one's would keep what it saw."""
     asked = "import jax; print(jax.default_backend(), jax.device_count())"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"JAX has no devices here: {done.stderr.strip().splitlines()[-1]}")
     platform, count = done.stdout.split()
     return platform, int(count)
 
 
-def _sharing() -> list[Mapping[str, str]]:
+def sharing() -> list[Mapping[str, str]]:
     """The environments of processes that share a GPU. Their kernels take turns; none may take most of the memory."""
     apart = {"NCCL_SOCKET_IFNAME": "lo", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     port = free_port()
@@ -129,12 +139,12 @@ def compared(name: str, here: Mapping[str, np.ndarray], there: Mapping[str, np.n
 
 
 def large_runs(devices: int, options: Sequence[str]) -> dict[str, Config]:
-    """The runs whose speed is measured, by the names of their networks."""
+    """The runs whose speed is measured, by the names of their networks; all compute in bfloat16."""
 
-    def images(name: str, dtype: str, batch: int) -> Config:
+    def images(name: str, batch: int) -> Config:
         network = ZOO[name]
         return Config(
-            model=network.build(num_classes=1000, dtype=dtype),
+            model=network.build(num_classes=1000, dtype="bfloat16"),
             data=Synthetic(network.image, num_classes=1000, num_train=batch * devices, num_test=16),
             epochs=1,
             batch_size=batch * devices,
@@ -152,12 +162,10 @@ def large_runs(devices: int, options: Sequence[str]) -> dict[str, Config]:
         compiler_options=tuple(options),
     )
     return {
-        "ResNet-50, bfloat16": images("resnet50", "bfloat16", 256),
-        "ResNet-50, float32": images("resnet50", "float32", 128),
-        "VGG-16, bfloat16": images("vgg16", "bfloat16", 128),
-        "Inception v3, bfloat16": images("inception_v3", "bfloat16", 128),
-        "ViT-S, bfloat16": images("vit_small", "bfloat16", 256),
-        "transformer of 86 million, bfloat16": text,
+        "ResNet-50": images("resnet50", 256),
+        "VGG-16": images("vgg16", 128),
+        "ViT-S": images("vit_small", 256),
+        "transformer of 86 million": text,
     }
 
 
@@ -275,7 +283,7 @@ def page(found: dict[str, Any]) -> str:
         f"{cost['call_milliseconds']:.2f} ms",
         *_beside_peers(found["peers"]),
         "",
-        "| network | batch | ms a step | by the model | examples/s | GiB planned | at most in use |",
+        "| network, bfloat16 | batch | ms a step | by the model | examples/s | GiB planned | at most in use |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(_speed_line(name, row) for name, row in found["networks"].items()),
         "",

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from jaxnet.checkpoints import Consensus
 from jaxnet.cluster.agreement import check_agreement, code_digests
 from jaxnet.cluster.start import Cluster, start, start_by_mpi
-from jaxnet.cluster.told import told
 from jaxnet.comm import make_mesh, mpi_world
 from jaxnet.config.keys import to_json
 from jaxnet.config.run import Config
@@ -104,12 +103,7 @@ def join(config: Config, mesh: Mesh | None = None) -> ProcessGroup:
     if mesh is not None:
         alone = Cluster(jax.process_index(), jax.process_count())
         return ProcessGroup(alone, mesh, Shard(alone.process_index, alone.process_count))
-    if config.transport == "mpi":
-        cluster = start_by_mpi(mpi_world)
-    else:
-        cluster = start()
-        if cluster.process_count > 1:
-            told.notice()  # a run answers SIGTERM itself; a program that only uses the cluster ends of it
+    cluster = start_by_mpi(mpi_world) if config.transport == "mpi" else start()
     check_agreement(cluster, fingerprint(config))
     return ProcessGroup(cluster, mesh_of(config), Shard(cluster.process_index, cluster.process_count))
 

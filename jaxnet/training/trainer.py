@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from jaxnet.cluster.told import told
 from jaxnet.comm import platform_of
 from jaxnet.config.check import recipe_warnings
 from jaxnet.config.keys import flatten
@@ -81,6 +82,8 @@ def train(
         warnings = list(recipe_warnings(config, experiment.source, experiment.steps_per_epoch, experiment.total_steps))
         processes, source, tests = experiment.processes, experiment.source, experiment.tests
         primary, ranks = processes.primary, processes.cluster.mpi
+        if processes.cluster.process_count > 1 and not ranks:
+            told.notice()  # from here on SIGTERM ends a run in order; before, and without the trainer, at once
 
         # ---- Workdir: held by this run alone; what was compiled before lies there -----------------------------
         place = during.enter_context(

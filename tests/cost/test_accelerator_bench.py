@@ -61,7 +61,7 @@ def test_options_reach_the_compiler(eight_cpus):
 def test_processes_that_share_a_device_sum_as_one_does(eight_cpus, tmp_path):
     """What is done where there is one GPU, on CPUs."""
     arguments = ["--strategy", "hierarchical", "--hosts", "2"]
-    four = [{**environ, "JAX_NUM_CPU_DEVICES": "1"} for environ in accelerator._sharing()]
+    four = [{**environ, "JAX_NUM_CPU_DEVICES": "1"} for environ in accelerator.sharing()]
     here = accelerator.steps_of(tmp_path / "here.npz", arguments, four)
     there = accelerator.steps_of(tmp_path / "there.npz", arguments, [{**os.environ, "JAX_NUM_CPU_DEVICES": "4"}])
     assert accelerator.compared("hierarchical", here, there)["good"]

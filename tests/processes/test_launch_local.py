@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxnet.operations.keeper import TETHER
-from support.programs import Program, await_gone, keeper_of, launch, write_program
+from support.programs import ROOT, Program, await_gone, keeper_of, launch, write_program
 
 pytestmark = pytest.mark.processes
 
@@ -204,10 +204,20 @@ def test_a_stopped_rank_ends_with_the_job(program):
         assert job.finish() == 143
 
 
-def test_sigterm_ends_ranks_that_only_joined(program):
+@pytest.mark.parametrize(
+    "join",
+    [
+        pytest.param("from jaxnet.cluster.start import start; start()", id="joined"),
+        pytest.param(
+            f"import jaxnet; jaxnet.prepare(jaxnet.load_config('{ROOT}/configs/digits.py'))",
+            id="prepared",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_sigterm_ends_ranks_of_programs_of_their_own(program, join):
     """As those of a benchmark; a run of the trainer answers it by itself."""
-    joined = "from jaxnet.cluster.start import start\nstart()\nprint('ready')\nsignal.pause()"
-    with launch(program(RANK + joined), processes=2) as job:
+    with launch(program(f"{RANK}{join}\nprint('ready')\nsignal.pause()"), processes=2) as job:
         job.wait_for("[0] ready", "[1] ready")
         os.kill(job.pid, signal.SIGTERM)
         assert job.finish() == 143
