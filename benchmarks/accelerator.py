@@ -1,4 +1,4 @@
-"""The first eight minutes on a machine with GPUs or TPUs: are the numbers right, and how fast is a step?
+"""The first minutes on a machine with GPUs or TPUs: are the numbers right, and how fast is a step?
 
     python -m benchmarks.accelerator --out FOLDER [--small] [--strategy NAME] [--options OPTION] [--torch-python PYTHON]
 
@@ -39,6 +39,7 @@ from jax.sharding import Mesh
 
 from benchmarks.accelerator_steps import small_run
 from jaxnet import Config, LanguageModel, Optimizer
+from jaxnet.cluster.job_token import TOKEN, new_token
 from jaxnet.comm import STRATEGIES, GiB, make_mesh, named_strategy
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.cost.links import places_of
@@ -74,11 +75,10 @@ def numerics(options: Sequence[str], strategies: Sequence[str]) -> dict[str, dic
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 * groups) as pool:
         here, there = [], []
         for group in range(groups):
-            arguments = [*hosts, *(word for name in strategies[group::groups] for word in ("--strategy", name))]
-            there.append(pool.submit(steps_of, Path(folder) / f"there-{group}.npz", arguments, on_cpus))
-            arguments += ["--options", *options] if options else []
+            names, file = strategies[group::groups], Path(folder) / f"{group}.npz"
+            there.append(pool.submit(steps_of, file.with_stem(f"there-{group}"), names, hosts, (), on_cpus))
             places = sharing() if shared else [os.environ]
-            here.append(pool.submit(steps_of, Path(folder) / f"here-{group}.npz", arguments, places))
+            here.append(pool.submit(steps_of, file.with_stem(f"here-{group}"), names, hosts, options, places))
         found, wanted = (ChainMap(*(part.result() for part in parts)) for parts in (here, there))
     return {name: compared(name, found, wanted) for name in strategies}
 
@@ -89,39 +89,48 @@ def devices_here() -> tuple[str, int]:
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
     if done.returncode:
         raise InputError(f"JAX has no devices here: {done.stderr.strip().splitlines()[-1]}")
-    platform, count = done.stdout.split()
+    platform, count = done.stdout.splitlines()[-1].split()
     return platform, int(count)
 
 
 def sharing() -> list[Mapping[str, str]]:
     """The environments of processes that share a GPU. Their kernels take turns; none may take most of the memory."""
-    apart = {"NCCL_SOCKET_IFNAME": "lo", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    shared = {**os.environ, TOKEN: new_token(), "NCCL_SOCKET_IFNAME": "lo", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     port = free_port()
     return [
-        rank_environment(os.environ, rank, _SHARING, port, None) | apart | {"NCCL_HOSTID": f"rank{rank}"}
+        rank_environment(shared, rank, _SHARING, port, None) | {"NCCL_HOSTID": f"rank{rank}"}
         for rank in range(_SHARING)
     ]
 
 
-def steps_of(file: Path, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> dict[str, np.ndarray]:
-    """What `accelerator_steps.py` found in these processes; InputError: one failed, or there was no end."""
-    command = [sys.executable, "-m", "benchmarks.accelerator_steps", str(file), *arguments]
-    running, end = [], time.monotonic() + _STEPS_SECONDS
-    for number, environ in enumerate(environments):
-        with file.with_suffix(f".{number}").open("w") as log:
-            running.append(subprocess.Popen(command, env=environ, cwd=ROOT, stdout=log, stderr=log))
+def steps_of(
+    file: Path,
+    names: Sequence[str],
+    hosts: Sequence[str],
+    options: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+) -> dict[str, np.ndarray]:
+    """What `accelerator_steps.py` found in these processes, or as NAME/error why one failed or there was no end."""
+    command = [sys.executable, "-m", "benchmarks.accelerator_steps", str(file), *names, *hosts, "--options", *options]
+    running: list[subprocess.Popen[bytes]] = []
+    end = time.monotonic() + _STEPS_SECONDS
     try:
-        failed = [number for number, process in enumerate(running) if process.wait(max(0, end - time.monotonic()))]
-    except subprocess.TimeoutExpired:
-        raise InputError(f"numerics: no end within {_STEPS_SECONDS} s") from None
+        for number, environ in enumerate(environments):
+            with file.with_suffix(f".{number}").open("w") as log:
+                running.append(subprocess.Popen(command, env=environ, cwd=ROOT, stdout=log, stderr=log))
+        while None in (ended := [process.poll() for process in running]) and not any(ended) and time.monotonic() < end:
+            time.sleep(0.1)
     finally:
         for process in running:
             process.kill()
             process.wait()
-    if failed:
+    if all(status == 0 for status in ended):
+        return dict(np.load(file))
+    reason = f"no end within {_STEPS_SECONDS} s"
+    if failed := [number for number, status in enumerate(ended) if status]:
         said = file.with_suffix(f".{failed[0]}").read_text().strip().splitlines()
-        raise InputError(f"numerics: {said[-1] if said else 'a process failed'}")
-    return dict(np.load(file))
+        reason = f"process {failed[0]} ended with status {ended[failed[0]]}: {said[-1] if said else 'it said nothing'}"
+    return {f"{name}/error": np.array(reason) for name in names}
 
 
 def compared(name: str, here: Mapping[str, np.ndarray], there: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -130,7 +139,7 @@ def compared(name: str, here: Mapping[str, np.ndarray], there: Mapping[str, np.n
         if f"{name}/error" in side:
             return {"good": False, "error": str(side[f"{name}/error"])}
     pairs = [(here[key], there[key]) for key in there if key.startswith(f"{name}/")]
-    differ = max(float(np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1)) for a, b in pairs)
+    differ = float(np.max([np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1) for a, b in pairs]))  # NaN, if one is
     allowed = _EXACT if named_strategy(name).exact else _LOSSY
     return {"good": differ <= allowed, "difference": differ, "allowed": allowed}
 

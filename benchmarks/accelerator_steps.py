@@ -1,6 +1,6 @@
 """Parameters after three steps of a small network under every strategy: what `benchmarks/accelerator.py` compares.
 
-    python -m benchmarks.accelerator_steps FILE [--hosts N] [--strategy NAME ...] [--options OPTION ...]
+    python -m benchmarks.accelerator_steps FILE STRATEGY ... [--hosts N] [--options OPTION ...]
 
 Joins the processes that the environment describes, if it describes any. Process 0 writes FILE, an .npz with the arrays
 NAME/0, NAME/1, ... of each strategy, or NAME/error, what kept it from running. Products are in full precision.
@@ -67,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the steps, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("strategies", nargs="+", choices=list(STRATEGIES), metavar="STRATEGY")
     parser.add_argument("--hosts", type=int, metavar="N", help="rows of the mesh; default: as train.py makes it")
-    parser.add_argument("--strategy", action="append", metavar="NAME", help="again for each; default: all")
-    parser.add_argument("--options", nargs="+", default=[], metavar="OPTION", help="NAME=VALUE, or sparse_cores")
+    parser.add_argument("--options", nargs="*", default=[], metavar="OPTION", help="NAME=VALUE, or sparse_cores")
     args = parser.parse_args(argv)
     start()
-    arrays = dict(found(args.strategy or list(STRATEGIES), make_mesh(args.hosts), args.options))
+    arrays = dict(found(args.strategies, make_mesh(args.hosts), args.options))
     if jax.process_index() == 0:
         np.savez(args.file, **arrays)  # type: ignore[arg-type]  # it takes these for its flag
     return 0

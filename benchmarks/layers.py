@@ -185,10 +185,10 @@ def main() -> int:
     add_torch_python(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
-    torch_python = find_torch_python(args.torch_python)
+    args.torch_python = find_torch_python(args.torch_python)
     keep_to_cores(args.cores)
     jax.config.update("jax_platforms", "cpu")
-    rows = measure(layers_of(args.network, args.batch), torch_python, args.rounds, args.cores)
+    rows = measure(layers_of(args.network, args.batch), args.torch_python, args.rounds, args.cores)
     if args.json:
         print(json.dumps({**vars(args), "rows": [row._asdict() for row in rows]}))
     else:

@@ -268,12 +268,6 @@ class _Spared(logging.StreamHandler[TextIO]):
 
 # ---- The end of a command -------------------------------------------------------------------------------
 
-_SHARED_GPU = "Duplicate GPU detected"  # what NCCL says, somewhere in the first collective
-_SHARED_GPU_CURE = (
-    "two processes of this host use the same GPU, and NCCL wants one for each: start no more processes than there are "
-    "GPUs, and give each its own by CUDA_VISIBLE_DEVICES (jaxnet launch local does), or set JAX_PLATFORMS=cpu"
-)
-
 
 def exit_cleanly(
     main: Callable[[], int], leave: Callable[[int], NoReturn] = sys.exit, *, verbose: bool = False
@@ -287,7 +281,7 @@ def exit_cleanly(
     _open_standard_streams()
     with _interrupts_noted() as interrupted:
         try:
-            with causes_shown(verbose):
+            with causes_shown(verbose), _shared_gpu_told():
                 status = main()
         except InputError as error:
             logging.getLogger("jaxnet.progress").info("")  # clears the line of `command_line.show_progress`
@@ -296,15 +290,25 @@ def exit_cleanly(
         except KeyboardInterrupt:
             interrupted.set()
             status = INTERRUPTED_STATUS
-        except Exception as error:
-            if interrupted.is_set():
-                status = INTERRUPTED_STATUS  # a library made of Ctrl-C an error of its own, as C does in an import
-            elif _SHARED_GPU in str(error):
-                say(f"error: {_SHARED_GPU_CURE}")
-                status = BAD_INPUT_STATUS
-            else:
+        except Exception:
+            if not interrupted.is_set():
                 raise
+            status = INTERRUPTED_STATUS  # a library made of Ctrl-C an error of its own, as C does in an import
     leave(status)
+
+
+@contextmanager
+def _shared_gpu_told() -> Iterator[None]:
+    """Make an InputError of what NCCL says in the first collective, wherever that is."""
+    try:
+        yield
+    except Exception as error:
+        if "Duplicate GPU detected" not in str(error):
+            raise
+        raise InputError(
+            "two processes of this host use the same GPU, and NCCL wants one for each: start no more than there are, "
+            "and give each its own by CUDA_VISIBLE_DEVICES, as jaxnet launch local does, or set JAX_PLATFORMS=cpu"
+        ) from error
 
 
 def _open_standard_streams() -> None:

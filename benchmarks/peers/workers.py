@@ -127,7 +127,9 @@ def find_torch_python(named: str | None) -> str:
 def add_cores(parser: argparse.ArgumentParser) -> None:
     """How many cores each worker has."""
     here = len(os.sched_getaffinity(0))
-    parser.add_argument("--cores", type=int, default=here, metavar="N", help="default: all of this process")
+    parser.add_argument(
+        "--cores", type=int, choices=range(1, here + 1), default=here, metavar="N", help="default: all of this process"
+    )
 
 
 def keep_to_cores(count: int) -> None:

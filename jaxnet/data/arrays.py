@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -108,6 +108,8 @@ def _for_devices(key: str, given: Any) -> np.ndarray:
 @dataclass(frozen=True, eq=False)
 class ArrayRows:
     """A source of arrays by name."""
+
+    in_memory: ClassVar[bool] = True
 
     arrays: dict[str, np.ndarray] = field(repr=False)
 

@@ -128,8 +128,8 @@ def train_batches(
         seed: decides the order and, for a `RandomSource`, the draws; 0 .. 2**64 - 1.
         shard: the part that this process loads.
         start_step: the first step.
-        threads: how many threads read and decode; 1 is the caller's own. More help only if examples are decoded
-            when they are read. Each works on a whole batch, so as many batches are held in memory.
+        threads: how many threads read and decode; 1 is the caller's own. More help if examples are decoded when
+            they are read, or if batches are large and the caller has other work. Each works on a whole batch, so as many batches are held in memory.
             None: the source's `threads`, or 1.
 
     Returns:
@@ -209,7 +209,7 @@ def _iterate(load: Callable[[int], Batch], steps: range, threads: int) -> Iterat
 #
 # No prefetch thread is needed. JAX dispatches a step and returns at once, so the next batch is made and sent while the
 # devices still work on earlier steps; a thread would only compete with them for the host (docs/design/pacing.md has
-# the figures). Grain decodes in several threads: `train_batches(threads=...)`.
+# the figures). Grain's threads decode, and beside accelerators copy large batches: `train_batches(threads=...)`.
 
 
 DeviceBatch = dict[str, jax.Array]

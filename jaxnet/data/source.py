@@ -7,7 +7,7 @@ with the same attributes is one.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -263,6 +263,8 @@ class ArraySource:
     >>> pair.rows(np.array([1, 1, 0]))['label']
     array([4, 4, 3], dtype=int32)
     """
+
+    in_memory: ClassVar[bool] = True
 
     image: np.ndarray = field(repr=False)
     label: np.ndarray = field(repr=False)

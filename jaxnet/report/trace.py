@@ -1,7 +1,7 @@
 """Read the traces that the JAX profiler wrote, one for each process: which instruction ran where, and when.
 
 XLA's GPU backend records every kernel as an event of its device, with the instruction that it belongs to. It does not
-say which execution of the program: that is the one during which the host launched the kernel (`correlation_id`).
+say which execution of the program: that is the one that the thread was at which launched the kernel (`correlation_id`).
 
 XLA's CPU backend records every instruction as an event on the thread that started it. An instruction that is shared
 among threads, such as a large matrix product, may leave that thread before it is done. Its end is then found so:
@@ -15,6 +15,7 @@ among threads, such as a large matrix product, may leave that thread before it i
 import re
 import warnings
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,7 +171,8 @@ def read_events(data: ProfileData, origin: int) -> tuple[list[Event], list[int]]
     steps: list[tuple[int, int]] = []
     threads: list[Thread] = []
     kernels = Kernels()
-    for name, line in ((plane.name, line) for plane in data.planes for line in plane.lines):
+    lines = ((plane.name, line) for plane in data.planes for line in plane.lines)
+    for number, (name, line) in enumerate(lines):
         threads.append(Thread())
         gpu = _GPU.fullmatch(name)
         for item in line.events:
@@ -180,7 +182,7 @@ def read_events(data: ProfileData, origin: int) -> tuple[list[Event], list[int]]
             if gpu:
                 kernels.add(stats, int(gpu[1]), start, end)
                 continue
-            kernels.note(stats, start)
+            kernels.note(stats, number, start)
             if "hlo_op" in stats and "run_id" in stats:
                 events[stats.get("_p", -1 - len(events))] = _event(stats, stats["run_id"], start, end)
             elif "step_num" in stats:
@@ -208,35 +210,36 @@ class Kernels:
 
     Attributes:
         ran: of each kernel, what is said of it, its device, start and end.
-        launched: when the host launched it, by its correlation id.
-        executing: (time, run id) of all that the host did in an execution of a program.
+        launched: (thread, time) at which the host launched it, by its correlation id.
+        executing: for each thread, (time, run id) of what it did in an execution of a program.
     """
 
     ran: list[tuple[dict[str, Any], int, int, int]] = field(default_factory=list)
-    launched: dict[int, int] = field(default_factory=dict)
-    executing: list[tuple[int, int]] = field(default_factory=list)
+    launched: dict[int, tuple[int, int]] = field(default_factory=dict)
+    executing: defaultdict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, stats: dict[str, Any], device: int, start: int, end: int) -> None:
         """Keep a kernel, if it belongs to an instruction; copies to and from the host do not."""
         if "hlo_op" in stats and "hlo_module" in stats and "correlation_id" in stats:
             self.ran.append((stats, device, start, end))
 
-    def note(self, stats: dict[str, Any], start: int) -> None:
-        """Keep what the host did."""
+    def note(self, stats: dict[str, Any], thread: int, start: int) -> None:
+        """Keep what a thread of the host did."""
         if "run_id" in stats:
-            self.executing.append((start, stats["run_id"]))
+            self.executing[thread].append((start, stats["run_id"]))
         if "correlation_id" in stats:
-            self.launched[stats["correlation_id"]] = start
+            self.launched[stats["correlation_id"]] = thread, start
 
     def events(self) -> Iterator[Event]:
         """Yield each kernel as an event; those that were launched before the trace began are left out."""
-        self.executing.sort()
-        times = [start for start, _ in self.executing]
         order: dict[int, int] = {}  # run ids are arbitrary and wrap around; their order in time does not
-        for _, run in self.executing:
+        for _, run in sorted(entry for entries in self.executing.values() for entry in entries):
             order.setdefault(run, len(order))
+        for entries in self.executing.values():
+            entries.sort()
         for stats, device, start, end in self.ran:
-            launch = self.launched.get(stats["correlation_id"])
-            place = -1 if launch is None else bisect_right(times, launch) - 1
+            thread, launch = self.launched.get(stats["correlation_id"], (-1, 0))
+            entries = self.executing.get(thread, [])
+            place = bisect_right(entries, launch, key=lambda entry: entry[0]) - 1
             if place >= 0:
-                yield _event({**stats, "device_ordinal": device}, order[self.executing[place][1]], start, end)
+                yield _event({**stats, "device_ordinal": device}, order[entries[place][1]], start, end)

@@ -109,8 +109,8 @@ _METADATA_ID, _METADATA_NAME, _METADATA_STATS = 1, 2, 5
 _STAT_METADATA_ID, _STAT_UINT64, _STAT_BYTES = 1, 3, 6
 _HLO_MODULE = 1
 _MODULE_COMPUTATIONS = 3
-_COMPUTATION_INSTRUCTIONS, _COMPUTATION_ID = 2, 5
-_INSTRUCTION_NAME, _INSTRUCTION_OPCODE, _INSTRUCTION_CALLED = 1, 2, 38
+_COMPUTATION_INSTRUCTIONS, _COMPUTATION_ID, _COMPUTATION_ROOT = 2, 5, 6
+_INSTRUCTION_NAME, _INSTRUCTION_OPCODE, _INSTRUCTION_ID, _INSTRUCTION_CALLED = 1, 2, 35, 38
 
 
 class KeptProgram(NamedTuple):
@@ -119,7 +119,7 @@ class KeptProgram(NamedTuple):
     Attributes:
         text: its optimized HLO.
         starts: the instruction that starts an operation, by the name that a GPU's trace gives the operation: that of
-            the instruction in the computation that `async-start` calls, which the text leaves out.
+            the root of the computation that `async-start` calls, which the text leaves out.
     """
 
     text: str
@@ -159,16 +159,18 @@ def _programs(plane: ProtoMessage, names: Container[str]) -> Iterator[tuple[str,
 
 
 def _starts(module: bytes) -> Iterator[tuple[str, str]]:
-    """Of each instruction in a computation that an `async-start` calls: its name, and that of the start."""
-    computations = list(ProtoMessage(module).messages(_MODULE_COMPUTATIONS))
-    by_id = {computation.number(_COMPUTATION_ID): computation for computation in computations}
-    for computation in computations:
-        for start in computation.messages(_COMPUTATION_INSTRUCTIONS):
-            if start.text(_INSTRUCTION_OPCODE) != "async-start":
-                continue
-            for called in start.numbers(_INSTRUCTION_CALLED):
-                for inner in by_id[called].messages(_COMPUTATION_INSTRUCTIONS):
-                    yield inner.text(_INSTRUCTION_NAME), start.text(_INSTRUCTION_NAME)
+    """The name of the root of each computation that an `async-start` calls, and the name of the start."""
+    if b"async-start" not in module:
+        return
+    roots, starts = {}, []
+    for computation in ProtoMessage(module).messages(_MODULE_COMPUTATIONS):
+        for instruction in computation.messages(_COMPUTATION_INSTRUCTIONS):
+            if instruction.number(_INSTRUCTION_ID) == computation.number(_COMPUTATION_ROOT):
+                roots[computation.number(_COMPUTATION_ID)] = instruction.text(_INSTRUCTION_NAME)
+            if instruction.text(_INSTRUCTION_OPCODE) == "async-start":
+                starts.append(instruction)
+    for start in starts:
+        yield from ((roots[called], start.text(_INSTRUCTION_NAME)) for called in start.numbers(_INSTRUCTION_CALLED))
 
 
 def _start(plane: ProtoMessage) -> int:

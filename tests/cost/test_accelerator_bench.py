@@ -60,10 +60,12 @@ def test_options_reach_the_compiler(eight_cpus):
 @pytest.mark.slow
 def test_processes_that_share_a_device_sum_as_one_does(eight_cpus, tmp_path):
     """What is done where there is one GPU, on CPUs."""
-    arguments = ["--strategy", "hierarchical", "--hosts", "2"]
     four = [{**environ, "JAX_NUM_CPU_DEVICES": "1"} for environ in accelerator.sharing()]
-    here = accelerator.steps_of(tmp_path / "here.npz", arguments, four)
-    there = accelerator.steps_of(tmp_path / "there.npz", arguments, [{**os.environ, "JAX_NUM_CPU_DEVICES": "4"}])
+    one = [{**os.environ, "JAX_NUM_CPU_DEVICES": "4"}]
+    here, there = (
+        accelerator.steps_of(tmp_path / f"{len(places)}.npz", FEW[:1], ["--hosts", "2"], [], places)
+        for places in (four, one)
+    )
     assert accelerator.compared("hierarchical", here, there)["good"]
 
 
@@ -74,10 +76,22 @@ def test_numbers_that_differ_and_strategies_that_fail_are_told():
     assert not row["good"]
     assert row["difference"] == pytest.approx(0.01)
     assert accelerator.compared("int8", here, there) == {"good": False, "error": "RuntimeError: no kernel"}
+    assert not accelerator.compared("zero", {**there, "zero/1": np.array([np.nan])}, there)["good"]
     assert accelerator.compared("zero", there, there) == {"good": True, "difference": 0.0, "allowed": 1e-4}
 
 
 def test_a_process_that_fails_is_quoted(tmp_path):
-    place = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "one"}
-    with pytest.raises(InputError, match="numerics: error: JAX_PROCESS_ID is 'one'; it must be a whole number"):
-        accelerator.steps_of(tmp_path / "here.npz", [], [os.environ | place])
+    """It ends the others at once, which wait for it."""
+    alone = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_NUM_PROCESSES": "2"}
+    places = [os.environ | alone | {"JAX_PROCESS_ID": index} for index in ("0", "one")]
+    found = accelerator.steps_of(tmp_path / "here.npz", FEW, [], [], places)
+    assert found.keys() == {f"{name}/error" for name in FEW}
+    assert accelerator.compared("zero", found, {})["error"] == (
+        "process 1 ended with status 2: error: JAX_PROCESS_ID is 'one'; it must be a whole number, 0 or more"
+    )
+
+
+def test_a_machine_without_devices_is_told(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "none_such")
+    with pytest.raises(InputError, match="JAX has no devices here: "):
+        accelerator.devices_here()

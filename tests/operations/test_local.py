@@ -2,12 +2,12 @@
 
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
 from jaxnet.cluster.environment import find_place
 from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.operations.launchers import local
 from jaxnet.operations.launchers.free_port import free_port
 from jaxnet.operations.launchers.job import find_command
 from jaxnet.operations.launchers.local import gpus_here, rank_environment, share_of
@@ -62,17 +62,23 @@ def test_emulated_devices_ask_for_the_cpu_unless_told_otherwise():
     assert rank_environment({}, 0, 1, 1, 4)["JAX_NUM_CPU_DEVICES"] == "4"
 
 
-def test_no_outgoing_connection_takes_the_port_that_is_drawn():
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+@pytest.fixture
+def outgoing(monkeypatch, tmp_path):
+    """Sets the ports of outgoing connections."""
+    file = tmp_path / "range"
+    monkeypatch.setattr("jaxnet.operations.launchers.free_port._RANGE", file)
+    return lambda first, last: file.write_text(f"{first}\t{last}\n")
+
+
+def test_no_outgoing_connection_takes_the_port_that_is_drawn(outgoing):
+    outgoing(32768, 60999)
     drawn = {free_port() for _ in range(20)}
-    assert all(10_000 <= port < first_outgoing for port in drawn)
+    assert all(10_000 <= port < 32768 for port in drawn)
     assert len(drawn) > 10  # at random: not all launches begin with the same
 
 
-def test_where_the_kernel_gives_out_every_port_it_gives_one(monkeypatch, tmp_path):
-    every = tmp_path / "range"
-    every.write_text("1024\t65535\n")
-    monkeypatch.setattr("jaxnet.operations.launchers.free_port._RANGE", every)
+def test_where_the_kernel_gives_out_every_port_it_gives_one(outgoing):
+    outgoing(1024, 65535)
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port()))
 
@@ -92,7 +98,12 @@ def two_gpus(monkeypatch, tmp_path):
         ({"JAX_PLATFORMS": "cuda,cpu"}, ["0", "1"]),
         ({"JAX_PLATFORMS": "cpu"}, []),
         ({"CUDA_VISIBLE_DEVICES": "3,GPU-8f"}, ["3", "GPU-8f"]),
+        ({"CUDA_VISIBLE_DEVICES": "0, 1"}, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
         ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"JAX_PLATFORMS": "cpu,cuda"}, []),
     ],
 )
 def test_gpus_that_jax_would_use(two_gpus, environ, gpus):
@@ -102,6 +113,32 @@ def test_gpus_that_jax_would_use(two_gpus, environ, gpus):
 def test_without_the_plug_in_there_are_none(two_gpus, monkeypatch):
     monkeypatch.setattr("jaxnet.operations.launchers.local._PLUGINS", ("no_such_package",))
     assert gpus_here({}) == []
+
+
+def test_without_a_gpu_what_is_named_is_none(two_gpus, monkeypatch, tmp_path):
+    monkeypatch.setattr("jaxnet.operations.launchers.local._DEVICES", tmp_path / "empty")
+    assert gpus_here({"CUDA_VISIBLE_DEVICES": "0"}) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "devices", "gpus"),
+    [({}, None, ["0", "1"]), ({}, 2, [None, None]), ({"JAX_PLATFORMS": "cuda,cpu"}, 2, ["0", "1"])],
+)
+def test_a_launch_shares_them_out(two_gpus, monkeypatch, environ, devices, gpus):
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    started = []
+    monkeypatch.setattr(local, "supervise", lambda ranks, grace: started.extend(ranks) or 0)
+    local.launch_local([sys.executable, "-c", ""], 2, devices)
+    assert [rank.environment.get("CUDA_VISIBLE_DEVICES") for rank in started] == gpus
+
+
+def test_gpus_that_do_not_divide_are_refused(monkeypatch):
+    monkeypatch.setattr(local, "gpus_here", lambda environ: list("01234567"))
+    with pytest.raises(InputError, match="--processes 3: the 8 GPUs here do not divide among them"):
+        local.launch_local([sys.executable, "-c", ""], 3)
 
 
 def test_each_process_gets_as_many_gpus_of_its_own():

@@ -60,16 +60,30 @@ def test_each_step_is_one_execution_on_its_device(traces):
             assert max(event.end for event in runs[before]) <= min(event.start for event in runs[after])
 
 
+KERNEL = {"hlo_op": "fusion", "hlo_module": "jit_step", "program_id": 1}
+
+
+def runs_of(kernels):
+    return [(event.run, event.start) for event in kernels.events()]
+
+
 def test_kernels_take_the_run_during_which_they_were_launched_whatever_its_number():
     kernels = Kernels()
-    said = {"hlo_op": "fusion", "hlo_module": "jit_step", "program_id": 1}
     for launch, run in ((10, 2**31 - 1), (30, -(2**31))):  # run ids wrap around
-        kernels.note({"run_id": run}, launch)
-        kernels.note({"correlation_id": launch + 1}, launch + 1)
-    for correlation in (31, 11, 5):  # the last was launched before the trace began
-        kernels.add({**said, "correlation_id": correlation}, 3, 100 + correlation, 101 + correlation)
+        kernels.note({"run_id": run}, 0, launch)
+        kernels.note({"correlation_id": launch + 1}, 0, launch + 1)
+    kernels.note({"correlation_id": 5}, 0, 5)
+    for correlation in (31, 11, 5, 4):  # the last two were launched before the first run, and before the trace
+        kernels.add({**KERNEL, "correlation_id": correlation}, 3, 100 + correlation, 101 + correlation)
     kernels.add({"correlation_id": 11}, 3, 0, 1)  # a copy from the host
-    assert [(event.run, event.device, event.op, event.start) for event in kernels.events()] == [
-        (1, 3, "fusion", 131),
-        (0, 3, "fusion", 111),
-    ]
+    assert runs_of(kernels) == [(1, 131), (0, 111)]
+
+
+def test_what_other_threads_launch_meanwhile_is_of_their_own_runs():
+    kernels = Kernels()
+    kernels.note({"run_id": 7}, 0, 10)
+    kernels.note({"run_id": 8}, 1, 11)
+    for thread, time in ((0, 12), (1, 13), (0, 14)):
+        kernels.note({"correlation_id": time}, thread, time)
+        kernels.add({**KERNEL, "correlation_id": time}, thread, time, time + 1)
+    assert runs_of(kernels) == [(0, 12), (1, 13), (0, 14)]

@@ -133,3 +133,21 @@ def test_other_platforms_multiply_as_before(platform):
 def test_other_dtypes_are_left_alone(dtype):
     x, kernel = random(512, 256).astype(dtype), random(256, 512).astype(dtype)
     assert ("0", "0") in products(jax.jit(fast_kernel_gradients(jax.grad(square_loss))).trace(kernel, x))
+
+
+def test_layers_of_equal_shapes_share_a_program():
+    """So that they are traced and lowered once."""
+
+    def loss(kernels, x):
+        return jnp.mean((x @ kernels[0] @ kernels[1]) ** 2)
+
+    kernels, x = [random(256, 256), random(256, 256)], random(2, 256, 256)
+    program = jax.make_jaxpr(fast_kernel_gradients(jax.grad(loss)))(kernels, x)
+    inner = [equation.params["jaxpr"] for equation in program.eqns if equation.primitive.name == "jit"]
+    assert len(inner) == 2
+    assert inner[0] is inner[1]
+
+
+def test_a_program_without_such_products_stays_the_same_object():
+    jaxpr = jax.make_jaxpr(jax.jit(lambda x: jnp.sin(x) @ x))(random(4, 4)).jaxpr
+    assert kernel_gradients._rewritten(jaxpr) is jaxpr

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -20,14 +21,14 @@ def free_port(address: str = "127.0.0.1") -> int:
     """
     first_outgoing = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 0
     below = range(10_000, first_outgoing)
-    for port in [*random.sample(below, min(100, len(below))), 0]:  # 0: any that the kernel finds
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise OSError(f"there is no free port on {address or 'this host'}")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in random.SystemRandom().sample(below, min(100, len(below))):  # whatever a user has seeded
+        with socket.socket(family) as probe, suppress(OSError):
+            probe.bind((address, port))
+            return port
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
 
 
 def main() -> None:

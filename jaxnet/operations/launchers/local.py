@@ -2,10 +2,12 @@
 
 import argparse
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 from jaxnet.cluster.environment import BIND, COORDINATOR, COUNT, INDEX
@@ -45,7 +47,9 @@ def launch_local(
         min_processes: down to how many processes restarts may go; None: all are needed.
     """
     whole = find_command(command)
-    gpus = [] if devices_per_process else gpus_here(os.environ)
+    gpus = gpus_here(os.environ | emulated_devices(os.environ, devices_per_process))
+    if len(gpus) % processes and len(gpus) > processes:
+        raise InputError(f"--processes {processes}: the {len(gpus)} GPUs here do not divide among them")
 
     def ranks(count: int) -> list[Rank]:
         port = free_port()  # a new one for each attempt, so that leftovers of the last one cannot join
@@ -102,17 +106,22 @@ _DEVICES = Path("/dev")
 
 
 def gpus_here(environ: Mapping[str, str]) -> list[str]:
-    """The NVIDIA GPUs of this machine that JAX would use, as CUDA_VISIBLE_DEVICES names them."""
-    platforms = environ.get("JAX_PLATFORMS", "").split(",")
-    if not {"", "cuda", "gpu"} & set(platforms) or not any(map(find_spec, _PLUGINS)):
+    """The NVIDIA GPUs of this machine that JAX would compute on, as CUDA_VISIBLE_DEVICES names them."""
+    first = environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if first not in ("", "cuda", "gpu") or not any(map(find_spec, _PLUGINS)):
         return []
-    if _VISIBLE in environ:
-        return [name for name in environ[_VISIBLE].split(",") if name]
-    return [str(index) for index in range(len(list(_DEVICES.glob("nvidia[0-9]*"))))]
+    there = [str(index) for index in range(len(list(_DEVICES.glob("nvidia[0-9]*"))))]
+    if not there or _VISIBLE not in environ:
+        return there
+    # CUDA sees those before the first name that is none, such as -1.
+    named = (name.strip() for name in environ[_VISIBLE].split(","))
+    return list(takewhile(re.compile(r"\d+|(GPU|MIG)-.+").fullmatch, named))
 
 
 def share_of(gpus: Sequence[str], index: int, processes: int) -> dict[str, str]:
     """The variable that gives process `index` its own of the GPUs, as many as each other gets; none without GPUs.
+
+    After a restart with fewer processes some GPUs may rest.
 
     Raises:
         InputError: there are fewer GPUs than processes.
@@ -135,6 +144,7 @@ def share_of(gpus: Sequence[str], index: int, processes: int) -> dict[str, str]:
 
 _ABOUT = """\
 Start N processes on this machine, joined over loopback. Each line of output begins with the number of its process.
+They share out the GPUs, each with its own; where there are fewer GPUs than processes, set JAX_PLATFORMS=cpu.
 When one process fails, the others are ended, and its exit status is passed on. No process is left behind.
 With --max-restarts, all processes then start again, and training continues from its last checkpoint.
 
