@@ -129,7 +129,8 @@ def train_batches(
         shard: the part that this process loads.
         start_step: the first step.
         threads: how many threads read and decode; 1 is the caller's own. More help if examples are decoded when
-            they are read, or if batches are large and the caller has other work. Each works on a whole batch, so as many batches are held in memory.
+            they are read, or if batches are large and the caller has other work. Each works on a whole batch, so as
+            many batches are held in memory.
             None: the source's `threads`, or 1.
 
     Returns:
