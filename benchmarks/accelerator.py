@@ -296,6 +296,8 @@ def page(found: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(_speed_line(name, row) for name, row in found["networks"].items()),
         "",
+        f"Strategies, summed over {_summed_over(found['platform'], found['devices'])}:",
+        "",
         "| strategy | difference from CPUs | allowed |",
         "| --- | --- | --- |",
     ]
@@ -307,6 +309,13 @@ def page(found: dict[str, Any]) -> str:
                 f"| {name}{'' if row['good'] else ', wrong'} | {row['difference']:.1e} | {row['allowed']:.0e} |"
             )
     return "\n".join([*lines, ""])
+
+
+def _summed_over(platform: str, devices: int) -> str:
+    """What `numerics` sums over."""
+    if devices > 1:
+        return f"{devices} devices"
+    return f"{_SHARING} processes that shared the GPU" if platform == "gpu" else "one device, so nothing was summed"
 
 
 def _speed_line(name: str, row: dict[str, Any]) -> str:
