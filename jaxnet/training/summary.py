@@ -4,7 +4,7 @@ import os
 import platform
 import shlex
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,20 @@ def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, ste
     return "\n".join(lines)
 
 
+def own_version() -> str:
+    """Of jaxnet."""
+    try:
+        return version("jaxnet")
+    except PackageNotFoundError:  # train.py runs in a copy that nobody has installed, too
+        return "not installed"
+
+
 def plan_record(experiment: Experiment) -> dict[str, Any]:
     """What plan.json holds: what a step sends, bucket by bucket, and the machine and versions that it is for."""
     devices = experiment.mesh.devices.flat
     environment = {
-        **{name: version(name) for name in ("jaxnet", "jax", "jaxlib", "flax", "optax")},
+        "jaxnet": own_version(),
+        **{name: version(name) for name in ("jax", "jaxlib", "flax", "optax")},
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
         "host": platform.node(),
@@ -71,7 +80,7 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
     config, strategy = experiment.config, experiment.strategy
     params = sum(leaf.size for leaf in jax.tree.leaves(experiment.variables.params))
     members = f", {config.ensemble.members} members" if config.ensemble.on else ""
-    yield "jaxnet", version("jaxnet")
+    yield "jaxnet", own_version()
     yield "model", f"{_name(config.model)}, {params:,} parameters{members}, for {_name(config.task)}"
     validation = f", {experiment.validation.num_examples:,} validation" if experiment.validation else ""
     counts = f"{experiment.source.num_examples:,} training{validation} and {experiment.tests.num_examples:,} test"

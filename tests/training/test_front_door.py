@@ -1,5 +1,6 @@
 """`import jaxnet`: a run from Python, its results, a loop of one's own, a strategy of one's own, and who watches."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import jaxnet
 from jaxnet import comm
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.report.run_files import read_metrics
+from jaxnet.training import summary
 from jaxnet.training.results import Table
 from support.runs import sharing
 
@@ -284,3 +286,11 @@ def test_runs_are_compared_in_a_terminal(runs, capsys):
     assert [row["loss"] for row in json.loads(capsys.readouterr().out)] == [
         runs[name].summary["loss"] for name in ("ddp", "mine")
     ]
+
+
+def test_a_copy_that_is_not_installed_says_so(monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(summary, "version", version)
+    assert summary.own_version() == "not installed"
