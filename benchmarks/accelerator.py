@@ -45,7 +45,7 @@ from jaxnet.cost.accelerators import Cluster
 from jaxnet.cost.links import places_of
 from jaxnet.cost.scheduled import modelled
 from jaxnet.data import PythonTopics, Synthetic
-from jaxnet.errors import InputError, exit_cleanly
+from jaxnet.errors import InputError, error_text, exit_cleanly
 from jaxnet.models import ZOO, Transformer
 from jaxnet.operations.launchers.free_port import free_port
 from jaxnet.operations.launchers.local import rank_environment
@@ -88,9 +88,13 @@ def devices_here() -> tuple[str, int]:
     asked = "import jax; print(jax.default_backend(), jax.device_count())"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
     if done.returncode:
-        raise InputError(f"JAX has no devices here: {done.stderr.strip().splitlines()[-1]}")
-    platform, count = done.stdout.splitlines()[-1].split()
+        raise InputError(f"JAX has no devices here: {_last_line(done.stderr)}")
+    platform, count = _last_line(done.stdout).split()
     return platform, int(count)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["nothing"])[-1]
 
 
 def sharing() -> list[Mapping[str, str]]:
@@ -128,8 +132,8 @@ def steps_of(
         return dict(np.load(file))
     reason = f"no end within {_STEPS_SECONDS} s"
     if failed := [number for number, status in enumerate(ended) if status]:
-        said = file.with_suffix(f".{failed[0]}").read_text().strip().splitlines()
-        reason = f"process {failed[0]} ended with status {ended[failed[0]]}: {said[-1] if said else 'it said nothing'}"
+        said = _last_line(file.with_suffix(f".{failed[0]}").read_text())
+        reason = f"process {failed[0]} ended with status {ended[failed[0]]}: {said}"
     return {f"{name}/error": np.array(reason) for name in names}
 
 
@@ -188,7 +192,7 @@ def speeds(mesh: Mesh, runs: Mapping[str, Config], steps: int) -> dict[str, dict
             begun = time.perf_counter()
             compiled = experiment.compiled()
         except Exception as error:  # one that the compiler refuses is a row, not the end
-            rows[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+            rows[name] = {"error": error_text(error)}
             continue
         said: Any = compiled.memory_analysis()
         rows[name] = {
@@ -205,7 +209,7 @@ def speeds(mesh: Mesh, runs: Mapping[str, Config], steps: int) -> dict[str, dict
         try:
             seconds, _ = step_seconds(experiment, compiled, rounds=5, steps=steps)
         except Exception as error:
-            rows[name]["error"] = f"{type(error).__name__}: {error}"[:300]
+            rows[name]["error"] = error_text(error)
             continue
         peak = _peak_bytes(mesh)
         rows[name] |= {
@@ -273,7 +277,7 @@ def _said_by(script: str, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, str(ROOT / "benchmarks" / script), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1]}
+        return {"error": _last_line(done.stderr)}
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -19,7 +19,7 @@ from jaxnet import Config, Optimizer
 from jaxnet.cluster.start import leave, start
 from jaxnet.comm import STRATEGIES, make_mesh
 from jaxnet.data import Synthetic
-from jaxnet.errors import exit_cleanly
+from jaxnet.errors import error_text, exit_cleanly
 from jaxnet.models import CNN
 from jaxnet.training.prepare import prepare
 
@@ -58,7 +58,7 @@ def found(names: Sequence[str], mesh: Mesh, options: Sequence[str]) -> Iterator[
             with jax.default_matmul_precision("highest"):
                 leaves = params_after(small_run(name, mesh.devices.size, options), mesh, _STEPS)
         except Exception as error:  # one strategy that fails is a row, not the end
-            yield f"{name}/error", np.array(f"{type(error).__name__}: {error}"[:300])
+            yield f"{name}/error", np.array(error_text(error))
             continue
         yield from ((f"{name}/{index}", leaf) for index, leaf in enumerate(leaves))
 

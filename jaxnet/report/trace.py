@@ -181,9 +181,7 @@ def read_events(data: ProfileData, origin: int) -> tuple[list[Event], list[int]]
             end = start + round(item.duration_ns)
             if gpu:
                 kernels.add(stats, int(gpu[1]), start, end)
-                continue
-            kernels.note(stats, number, start)
-            if "hlo_op" in stats and "run_id" in stats:
+            elif "hlo_op" in stats and "run_id" in stats:
                 events[stats.get("_p", -1 - len(events))] = _event(stats, stats["run_id"], start, end)
             elif "step_num" in stats:
                 steps.append((start, stats["step_num"]))
@@ -193,6 +191,8 @@ def read_events(data: ProfileData, origin: int) -> tuple[list[Event], list[int]]
                 threads[-1].tasks.append(start)
             elif item.name.startswith("end: ") and "_c" in stats:
                 threads[-1].marks.append((stats["_c"], start))
+            else:
+                kernels.note(stats, number, start)
     starts = {flow: event.start for flow, event in events.items()}
     ends = dict(pair for thread in threads for pair in thread.ends(starts))
     finished = [event._replace(end=max(event.end, ends.get(flow, 0))) for flow, event in events.items()]

@@ -1,13 +1,12 @@
 """The batches of a run: global, on the mesh, a function of (seed, step), so that a run goes on wherever it stopped."""
 
-import math
 import os
 from collections.abc import Callable, Generator, Iterator
 
-import jax
 from jax.sharding import Mesh
 
 from jaxnet.comm import MiB, platform_of, split_by_example
+from jaxnet.config.fit import bytes_of
 from jaxnet.config.run import Config
 from jaxnet.data import DeviceBatch, Shard, Source, example_shapes, placed, train_batches
 from jaxnet.training.resolutions import Phase, batches_in_phases
@@ -71,7 +70,7 @@ def reading_threads(source: Source, size: int, platform: str) -> int | None:
     """
     if platform == "cpu" or hasattr(source, "threads") or not getattr(source, "in_memory", False):
         return None
-    each = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(example_shapes(source)))
-    wanted = min(_MOST_THREADS, max(2, size * each // _BYTES_A_THREAD))
+    batch = size * bytes_of(example_shapes(source))
+    wanted = min(_MOST_THREADS, max(2, batch // _BYTES_A_THREAD))
     spare = len(os.sched_getaffinity(0)) - 1  # the loop has one
-    return min(wanted, spare) if size * each >= _LARGE_BATCH and spare > 1 else None
+    return min(wanted, spare) if batch >= _LARGE_BATCH and spare > 1 else None

@@ -53,7 +53,7 @@ def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, ste
 
 
 def own_version() -> str:
-    """Of jaxnet."""
+    """That of jaxnet."""
     try:
         return version("jaxnet")
     except PackageNotFoundError:  # train.py runs in a copy that nobody has installed, too
