@@ -89,13 +89,16 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
 
     from jaxnet.cost.choice import choose
     from jaxnet.cost.rounds import interleave, seconds_a_step, warm_up
-    from jaxnet.cost.step_bench import labelled_strategy
+    from jaxnet.cost.step_bench import in_pieces, labelled_strategy
     from jaxnet.cost.steps import full_step
 
     workload = joined(model)
     choice = choose(workload.mesh, workload.gradient_bytes)
     chosen = choice.label
-    tasks = {name: full_step(workload, labelled_strategy(name)) for name in dict.fromkeys([*strategies, chosen])}
+    tasks = {
+        name: full_step(workload, labelled_strategy(name), pieces=in_pieces(name))
+        for name in dict.fromkeys([*strategies, chosen])
+    }
     for task in tasks.values():
         warm_up(task)
     slowest = max(seconds_a_step(task, 2) for task in tasks.values())
@@ -152,11 +155,12 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def of_cell(cell: Cell, strategies: Sequence[str]) -> list[str]:
-    """Those that differ there: messages cross the end of a step between processes of one device each alone."""
+    """Those that differ there: a step is several programs between processes of one device each alone."""
     layout = LAYOUTS[cell.layout]
     if layout == Layout(1, 1):
         return ["xla"]
-    return [name for name in strategies if name != "priority" or (layout.devices == 1 and layout.processes > 1)]
+    one_program = layout.devices > 1 or layout.processes == 1
+    return [name for name in strategies if not (one_program and ("+pieces" in name or "priority" in name))]
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ _FULL_PRECISION = ("ddp-1MiB", "ddp-4MiB", "ddp-25MiB", "ddp-1MiB-static", "ddp-
 _HANGS = "ddp-powersgd"  # its hook's callbacks may wait for each other: in a worker of its own, which may be ended
 _PEERS = (*_FULL_PRECISION, "ddp-fp16", _HANGS)
 _LIMIT_SECONDS = 120
+_SPENT = ("user", "system", "interrupts", "idle")
 _STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "flat")
 
 
@@ -54,27 +55,45 @@ def main() -> int:
             workers[_HANGS] = start(_HANGS, [*torch_command, "--variant", _HANGS], port, _LIMIT_SECONDS)
             turns.append((_HANGS, _HANGS))
         times: dict[str, list[float]] = {variant: [] for _, variant in turns}
+        spent: dict[str, list[list[float]]] = {variant: [] for _, variant in turns}
         for _, (framework, variant) in in_turn(turns, args.rounds):
+            before = processor_milliseconds()
             times[variant].append(workers[framework].milliseconds(variant, args.steps_per_round))
+            after = processor_milliseconds()
+            spent[variant].append([(b - a) / args.steps_per_round for a, b in zip(before, after, strict=True)])
     if os.environ["JAX_PROCESS_ID"] == "0":
-        print(json.dumps(times) if args.json else table(times))
+        print(json.dumps(times) if args.json else table(times, spent))
     return 0
 
 
-def table(times: dict[str, list[float]]) -> str:
-    """Milliseconds a step; the last columns say how many times as fast as others, by ratios of medians."""
+def processor_milliseconds() -> list[float]:
+    """What the cores of this process have spent since the machine started, by `_SPENT`; empty where it isn't told."""
+    with contextlib.suppress(OSError):
+        own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.split()[0] in own]
+        user, nice, system, idle, wait, irq, softirq = (sum(int(row[column]) for row in rows) for column in range(1, 8))
+        tick = 1e3 / os.sysconf("SC_CLK_TCK")
+        return [tick * ticks for ticks in (user + nice, system, irq + softirq, idle + wait)]
+    return []
+
+
+def table(times: dict[str, list[float]], spent: dict[str, list[list[float]]]) -> str:
+    """Milliseconds a step; then how many times as fast as others, by ratios of medians; then, if known, of which
+    processor time, on the host of process 0."""
     median = {name: statistics.median(values) for name, values in times.items()}
     ddp = min((median[name] for name in _FULL_PRECISION if name in median), default=None)
-    lines = [f"{'variant':<16} {'median':>9} {'min':>9} {'spread':>7} {'x best ddp':>11} {'x xla':>7}"]
+    known = _SPENT if any(row for rounds in spent.values() for row in rounds) else ()
+    head = f"{'variant':<16} {'median':>9} {'min':>9} {'spread':>7} {'x best ddp':>11} {'x xla':>7}"
+    lines = [head + "".join(f" {name:>10}" for name in known)]
     for name, values in times.items():
         if math.isinf(median[name]):
             lines.append(f"{name:<16} no answer within {_LIMIT_SECONDS} s")
             continue
         spread = 100 * (max(values) - min(values)) / median[name]
         ratios = [f"{other / median[name]:.2f}" if other else "-" for other in (ddp, median.get("xla"))]
-        lines.append(
-            f"{name:<16} {median[name]:>9.2f} {min(values):>9.2f} {spread:>6.0f}% {ratios[0]:>11} {ratios[1]:>7}"
-        )
+        line = f"{name:<16} {median[name]:>9.2f} {min(values):>9.2f} {spread:>6.0f}% {ratios[0]:>11} {ratios[1]:>7}"
+        parts = [statistics.median(column) for column in zip(*spent[name], strict=True)] if known else []
+        lines.append(line + "".join(f" {part:>10.0f}" for part in parts))
     return "\n".join(lines)
 
 

@@ -1,6 +1,5 @@
 """The arithmetic of a step: what one device does, and the same as one global program."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -136,9 +135,9 @@ class Skip(NamedTuple):
         grads: PyTree,
         metrics: dict[str, jax.Array],
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """What `update` makes, where `metrics` and the mean gradient `grads` are finite; else `old`, one step further.
+        """What `update` makes, where `metrics` and `grads` are finite; else `old`, one step further.
 
-        `comm` is what the reducer remembers after this step.
+        `comm` is what the reducer remembers after this step. `grads` is the sum that the update divides, or the mean.
         """
         bad = non_finite(metrics, grads, self.axes)
         good = ~bad.any()
@@ -236,11 +235,10 @@ def device_step(
         result = _mean(result, devices, tracked_axes, together)
         sums, comm_state = reduce(before_sum(grads, state.scale, state.comm), state.comm)
         count = divisor(devices, state.scale, state.comm)
-        grads, result = per_weight(jax.tree.map(lambda total: total / count, sums), result)
-        update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
+        update, metrics = update_by_sum(state, sums, count, result, optimizer, average_decay)
         if skip is None:
-            return update()._replace(comm=comm_state), result.metrics
-        return skip(update, state, comm_state, grads, result.metrics)
+            return update()._replace(comm=comm_state), metrics
+        return skip(update, state, comm_state, sums, metrics)
 
     return step
 
@@ -260,11 +258,31 @@ def global_step(
         loss = scaled(loss_fn, state.scale)
         grads, result = loss_gradient(loss, state.params, state.stats, batch, keys, microbatches, groups=devices)
         count = divisor(1, state.scale, ())
-        grads, result = per_weight(jax.tree.map(lambda mean: mean / count, grads), result)
-        update = functools.partial(update_state, state, grads, result.stats, optimizer, average_decay)
-        return (update(), result.metrics) if skip is None else skip(update, state, (), grads, result.metrics)
+        update, metrics = update_by_sum(state, grads, count, result, optimizer, average_decay)
+        return (update(), metrics) if skip is None else skip(update, state, (), grads, metrics)
 
     return step
+
+
+def update_by_sum(
+    state: TrainState,
+    sums: PyTree,
+    count: int | jax.Array,
+    result: LossOutput,
+    optimizer: optax.GradientTransformation,
+    average_decay: float | None,
+) -> tuple[Callable[[], TrainState], Metrics]:
+    """The update by the mean gradient, `sums / count` a unit of weight, for `Skip` to call; and the step's metrics.
+
+    The division belongs to the update. Outside of the branch in which `Skip` puts the update, the mean would be written
+    to memory and read again, which is once more the size of the gradient.
+    """
+
+    def update() -> TrainState:
+        grads, _ = per_weight(jax.tree.map(lambda total: total / count, sums), result)
+        return update_state(state, grads, result.stats, optimizer, average_decay)
+
+    return update, per_weight((), result)[1].metrics
 
 
 def _varying(tree: PyTree, axes: tuple[str, ...]) -> PyTree:

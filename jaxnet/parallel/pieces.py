@@ -45,8 +45,7 @@ from jaxnet.parallel.device_step import (
     example_keys,
     loss_gradient,
     one_message,
-    per_weight,
-    update_state,
+    update_by_sum,
 )
 from jaxnet.parallel.form import StepOptions, StepPlan, Traffic
 from jaxnet.parallel.layout import Layout
@@ -255,14 +254,13 @@ class PiecesStep:
         def update(state: TrainState, sums: Sequence[jax.Array]) -> tuple[TrainState, Metrics]:
             by, first = divisor(devices, state.scale, remembered), sent.first
             result = sent.others.unpack([total / devices for total in sums[: len(sent.others.specs)]])
-            grads, result = per_weight(sent.gradients.unpack([total / by for total in sums[first:]]), result)
-            average = self._options.average_decay
-            new = functools.partial(update_state, state, grads, result.stats, self._optimizer, average)
+            grads = sent.gradients.unpack(sums[first:])
+            new, metrics = update_by_sum(state, grads, by, result, self._optimizer, self._options.average_decay)
             if flagged:
-                return unless_bad(state, new(), result.metrics, sums[first - 1])
+                return unless_bad(state, new(), metrics, sums[first - 1])
             if self._options.skip:
-                return Skip()(new, state, (), grads, result.metrics)
-            return new(), result.metrics
+                return Skip()(new, state, (), grads, metrics)
+            return new(), metrics
 
         specs = [message.spec for message in sent.all]
         return LoweredPieces(launch, lower_updates(update, shapes[0], specs, self._mesh, turns and turns.need), turns)

@@ -36,8 +36,11 @@ def test_ratios_of_medians_by_hand():
         "ddp-4MiB": [315.0, 500.0, 300.0],
         "ddp-fp16": [100.0, 100.0, 100.0],
     }
-    rows = {line.split()[0]: line.split() for line in table(times).splitlines()[1:]}
-    assert rows["ours"] == ["ours", "210.00", "200.00", "24%", "1.50", "2.38"]  # 315 / 210, 500 / 210
+    spent = {name: [[1.0, 2.0, 3.0, 4.0], [5.0, 2.0, 3.0, 4.0], [3.0, 2.0, 3.0, 4.0]] for name in times}
+    rows = {line.split()[0]: line.split() for line in table(times, spent).splitlines()[1:]}
+    assert rows["ours"][:6] == ["ours", "210.00", "200.00", "24%", "1.50", "2.38"]  # 315 / 210, 500 / 210
+    assert rows["ours"][6:] == ["3", "2", "3", "4"]
+    assert "idle" not in table(times, {name: [[]] for name in times})
     assert rows["ddp-4MiB"][4] == "1.00"  # the best at full precision
     assert rows["ddp-fp16"][4] == "3.15"
 

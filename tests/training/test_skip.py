@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxnet.comm.strategies import local_sgd
-from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED, non_finite, not_finite_names
-from jaxnet.parallel.state import LossScale, first_scale
+from jaxnet.models import network_options
+from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED, Skip, non_finite, not_finite_names, update_by_sum
+from jaxnet.parallel.state import LossScale, TrainState, first_scale
+from jaxnet.tasks.task import LossOutput
 from support import poison
 from support.checkpointing import assert_same_bits
 
@@ -132,3 +135,25 @@ def test_an_overflow_skips_the_step_and_halves_the_scale_and_what_was_not_sent_k
     assert float(state.scale.scale) < 2**20
     assert residuals[0] == 0  # nothing of the overflow is remembered
     assert 0 < residuals[-1] < 0.1
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_guarded_update_works_in_place_and_the_mean_gradient_is_not_written_to_memory(weighted):
+    """As in pieces, from messages: parameters are donated, and nothing of the size of a leaf comes beside them."""
+    optimizer, side = optax.sgd(0.5), 256
+    params = [jnp.ones((side, side)), jnp.ones((side, side))]
+    state = TrainState(jnp.int32(0), params, (), optimizer.init(params), (), None, (), None)
+    messages = [jnp.full(side * side, 4.0), jnp.full(side * side, 8.0)]
+    metrics = {"loss": jnp.float32(1.0), **({"weight": jnp.float32(2.0)} if weighted else {})}
+
+    def step(state, messages):
+        sums = [message.reshape(side, side) for message in messages]
+        update, told = update_by_sum(state, sums, 2, LossOutput((), metrics), optimizer, None)
+        return Skip()(update, state, (), sums, told)
+
+    compiled = jax.jit(step, donate_argnums=0).lower(state, messages).compile(network_options("cpu"))
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * side * side / 8
+    new, told = compiled(state, messages)
+    by = 2.0 if weighted else 1.0
+    assert [float(leaf[0, 0]) for leaf in new.params] == [1 - 0.5 * 2 / by, 1 - 0.5 * 4 / by]
+    assert float(told["loss"]) == 1 / by
