@@ -271,15 +271,17 @@ def update_by_sum(
     result: LossOutput,
     optimizer: optax.GradientTransformation,
     average_decay: float | None,
+    unpack: Callable[[PyTree], PyTree] = lambda sums: sums,
 ) -> tuple[Callable[[], TrainState], Metrics]:
     """The update by the mean gradient, `sums / count` a unit of weight, for `Skip` to call; and the step's metrics.
 
-    The division belongs to the update. Outside of the branch in which `Skip` puts the update, the mean would be written
-    to memory and read again, which is once more the size of the gradient.
+    The division belongs to the update, and with messages for `sums` so does `unpack`, which makes leaves of them.
+    Outside of the branch in which `Skip` puts the update, leaves and means would be written to memory and read again,
+    which is once more the size of the gradient.
     """
 
     def update() -> TrainState:
-        grads, _ = per_weight(jax.tree.map(lambda total: total / count, sums), result)
+        grads, _ = per_weight(jax.tree.map(lambda total: total / count, unpack(sums)), result)
         return update_state(state, grads, result.stats, optimizer, average_decay)
 
     return update, per_weight((), result)[1].metrics

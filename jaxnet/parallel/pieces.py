@@ -254,12 +254,14 @@ class PiecesStep:
         def update(state: TrainState, sums: Sequence[jax.Array]) -> tuple[TrainState, Metrics]:
             by, first = divisor(devices, state.scale, remembered), sent.first
             result = sent.others.unpack([total / devices for total in sums[: len(sent.others.specs)]])
-            grads = sent.gradients.unpack(sums[first:])
-            new, metrics = update_by_sum(state, grads, by, result, self._optimizer, self._options.average_decay)
+            unpack = sent.gradients.unpack
+            new, metrics = update_by_sum(
+                *(state, sums[first:], by, result, self._optimizer, self._options.average_decay), unpack=unpack
+            )
             if flagged:
                 return unless_bad(state, new(), metrics, sums[first - 1])
             if self._options.skip:
-                return Skip()(new, state, (), grads, metrics)
+                return Skip()(new, state, (), unpack(sums[first:]), metrics)
             return new(), metrics
 
         specs = [message.spec for message in sent.all]
