@@ -1,6 +1,6 @@
 """The arithmetic of a step: what one device does, and the same as one global program."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -139,14 +139,20 @@ class Skip(NamedTuple):
 
         `comm` is what the reducer remembers after this step. `grads` is the sum that the update divides, or the mean.
         """
-        bad = non_finite(metrics, grads, self.axes)
-        good = ~bad.any()
-        metrics = {**metrics, SKIPPED: 1.0 - good.astype(jnp.float32), NOT_FINITE: bad}
-        state = _updated(good, update, old)._replace(step=old.step + 1)
-        state = state._replace(comm=jax.tree.map(lambda new, kept: jnp.where(good, new, kept), comm, old.comm))
-        if old.scale is not None:
-            state, metrics[LOSS_SCALE] = state._replace(scale=old.scale.next(good)), old.scale.scale
-        return state, metrics
+        return unless_any(non_finite(metrics, grads, self.axes), update, old, comm, metrics)
+
+
+def unless_any(
+    bad: jax.Array, update: Callable[[], TrainState], old: TrainState, comm: PyTree, metrics: dict[str, jax.Array]
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """See `Skip`: what `update` makes, or `old` where any is `bad`, which `non_finite` has found."""
+    good = ~bad.any()
+    metrics = {**metrics, SKIPPED: 1.0 - good.astype(jnp.float32), NOT_FINITE: bad}
+    state = _updated(good, update, old)._replace(step=old.step + 1)
+    state = state._replace(comm=jax.tree.map(lambda new, kept: jnp.where(good, new, kept), comm, old.comm))
+    if old.scale is not None:
+        state, metrics[LOSS_SCALE] = state._replace(scale=old.scale.next(good)), old.scale.scale
+    return state, metrics
 
 
 def _updated(good: jax.Array, update: Callable[[], TrainState], old: TrainState) -> TrainState:
@@ -177,6 +183,19 @@ def non_finite(metrics: Mapping[str, jax.Array], grads: PyTree, axes: tuple[str,
         parts = ~jnp.isfinite(jnp.stack(sums[1:]))
         found = lax.psum(parts.astype(jnp.float32), axes) > 0
         return jnp.concatenate([~jnp.isfinite(sums[0])[None], found])
+
+
+def non_finite_in(
+    metrics: Mapping[str, jax.Array], messages: Sequence[jax.Array], unpack: Callable[[Sequence[jax.Array]], PyTree]
+) -> jax.Array:
+    """`non_finite(metrics, unpack(messages))`, where leaves are looked at only if a message is not finite.
+
+    To sum a leaf by itself that lies in a message, XLA:CPU copies it out first: all gradients once more.
+    """
+    count = len(jax.tree.leaves(jax.eval_shape(unpack, messages)))
+    none = jnp.zeros(1 + count, bool)
+    any_bad = non_finite(metrics, messages).any()
+    return lax.cond(any_bad, lambda: non_finite(metrics, unpack(messages)), lambda: none)
 
 
 def guard_plan(params: PyTree, axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> tuple[Collective, ...]:

@@ -41,10 +41,11 @@ from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import (
     SKIPPED,
     Metrics,
-    Skip,
     example_keys,
     loss_gradient,
+    non_finite_in,
     one_message,
+    unless_any,
     update_by_sum,
 )
 from jaxnet.parallel.form import StepOptions, StepPlan, Traffic
@@ -254,14 +255,14 @@ class PiecesStep:
         def update(state: TrainState, sums: Sequence[jax.Array]) -> tuple[TrainState, Metrics]:
             by, first = divisor(devices, state.scale, remembered), sent.first
             result = sent.others.unpack([total / devices for total in sums[: len(sent.others.specs)]])
-            unpack = sent.gradients.unpack
+            totals, unpack = sums[first:], sent.gradients.unpack
             new, metrics = update_by_sum(
-                *(state, sums[first:], by, result, self._optimizer, self._options.average_decay), unpack=unpack
+                *(state, totals, by, result, self._optimizer, self._options.average_decay), unpack=unpack
             )
             if flagged:
                 return unless_bad(state, new(), metrics, sums[first - 1])
             if self._options.skip:
-                return Skip()(new, state, (), unpack(sums[first:]), metrics)
+                return unless_any(non_finite_in(metrics, totals, unpack), new, state, (), metrics)
             return new(), metrics
 
         specs = [message.spec for message in sent.all]

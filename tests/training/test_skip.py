@@ -8,7 +8,15 @@ import pytest
 
 from jaxnet.comm.strategies import local_sgd
 from jaxnet.models import network_options
-from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED, Skip, non_finite, not_finite_names, update_by_sum
+from jaxnet.parallel.device_step import (
+    NOT_FINITE,
+    SKIPPED,
+    Skip,
+    non_finite,
+    non_finite_in,
+    not_finite_names,
+    update_by_sum,
+)
 from jaxnet.parallel.state import LossScale, TrainState, first_scale
 from jaxnet.tasks.task import LossOutput
 from support import poison
@@ -157,3 +165,20 @@ def test_a_guarded_update_works_in_place_and_the_mean_gradient_is_not_written_to
     by = 2.0 if weighted else 1.0
     assert [float(leaf[0, 0]) for leaf in new.params] == [1 - 0.5 * 2 / by, 1 - 0.5 * 4 / by]
     assert float(told["loss"]) == 1 / by
+
+
+@pytest.mark.parametrize("place", [None, 0, 2, 3, 5])
+def test_messages_tell_the_same_as_leaves(place):
+    """Three leaves of two elements in messages of four and two: whichever is bad, or none."""
+    values = np.arange(6.0, dtype=np.float32)
+    if place is not None:
+        values[place] = np.inf
+    messages = [jnp.array(values[:4]), jnp.array(values[4:])]
+    metrics = {"loss": jnp.float32(1.0)}
+
+    def unpack(messages):
+        return [messages[0][:2], messages[0][2:], messages[1]]
+
+    told = jax.jit(lambda messages: non_finite_in(metrics, messages, unpack))(messages)
+    assert told.tolist() == non_finite(metrics, unpack(messages)).tolist()
+    assert told.sum() == (place is not None)
