@@ -156,11 +156,14 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def of_cell(cell: Cell, strategies: Sequence[str]) -> list[str]:
     """Those that differ there: a step is several programs between processes of one device each alone."""
+    from jaxnet.cost.step_bench import in_pieces, name_and_size
+
     layout = LAYOUTS[cell.layout]
     if layout == Layout(1, 1):
         return ["xla"]
     one_program = layout.devices > 1 or layout.processes == 1
-    return [name for name in strategies if not (one_program and ("+pieces" in name or "priority" in name))]
+    several = {name for name in strategies if in_pieces(name) or name_and_size(name)[0] == "priority"}
+    return [name for name in strategies if not (one_program and name in several)]
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:
