@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
 LINKS = ("loopback", "1gbit", "500mbit", "250mbit")
-STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "hierarchical:25MiB", "priority")
+STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "priority")
 
 
 class Layout(NamedTuple):
@@ -142,14 +142,13 @@ def measured(cell: Cell, strategies: Sequence[str], rounds: int, seconds: float)
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The rows in Markdown: ms a step, medians over rounds; `auto` over the best and over `xla`."""
-    yield "| model, layout, link | `auto` is | ms | best | ms | `xla` | `hierarchical:25MiB` | over best | over xla |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| model, layout, link | `auto` is | ms | best | ms | `xla` | over best | over xla |"
+    yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
         ms = {name: statistics.median(times) for name, times in row["ms"].items()}
         best, own = min(ms, key=ms.__getitem__), ms[row["choice"]]
-        before = f"{ms['hierarchical:25MiB']:.1f}" if "hierarchical:25MiB" in ms else ""
         yield (
-            f"| {row['cell']} | `{row['choice']}` | {own:.1f} | `{best}` | {ms[best]:.1f} | {ms['xla']:.1f} | {before} "
+            f"| {row['cell']} | `{row['choice']}` | {own:.1f} | `{best}` | {ms[best]:.1f} | {ms['xla']:.1f} "
             f"| {own / ms[best]:.2f} | {own / ms['xla']:.2f} |"
         )
 

@@ -29,7 +29,8 @@ def strategy_of(
         size = config.bucket_bytes or choice.bucket_bytes
         config = replace(config, strategy=choice.strategy, bucket_bytes=size)
     strategy = _strategy(config, all_reduce, "cpu" if mesh is None else platform_of(mesh))
-    mode: Mode = _auto_mode(config, strategy, mesh) if config.mode == "auto" else config.mode
+    pieces = choice is not None and choice.pieces
+    mode: Mode = _auto_mode(config, strategy, mesh, pieces) if config.mode == "auto" else config.mode
     asked = f"strategy={strategy.label}"
     by_xla = strategy.kind == "xla"
     if (mode == "jit") != by_xla:
@@ -54,14 +55,17 @@ def strategy_of(
     return strategy, mode
 
 
-def _auto_mode(config: Config, strategy: Strategy, mesh: Mesh | None) -> Mode:
-    """'pieces' where messages are to cross the end of a step and nothing forbids it; 'jit' if XLA reduces."""
+def _auto_mode(config: Config, strategy: Strategy, mesh: Mesh | None, pieces: bool) -> Mode:
+    """'pieces' if that was chosen, or messages are to cross the end of a step, and nothing forbids it.
+
+    'jit' if XLA reduces.
+    """
     if strategy.kind == "xla":
         return "jit"
     one_program = config.ensemble.on or config.shard_dense or config.compiler_options or config.transport == "mpi"
     if one_program or config.batch_norm != "local" or mesh is None:
         return "shard_map"
-    return "pieces" if crosses_steps(strategy, mesh) else "shard_map"
+    return "pieces" if pieces or crosses_steps(strategy, mesh) else "shard_map"
 
 
 def _strategy(config: Config, all_reduce: AllReduce | None, platform: str) -> Strategy:

@@ -5,6 +5,7 @@
 | TPUs | `ddp` | one all-reduce takes the links of all dims of a slice at once |
 | GPUs | `hierarchical` | the network between hosts carries 1/devices of the bytes |
 | CPUs, one device a process | `ddp`, buckets of 4 MiB | of 25 MiB, too few travel beside backward; no gradient is cut |
+| there, of several buckets | the same in pieces | several programs overlap more than one |
 | CPUs otherwise | one of them, with buckets of 4 MiB | `hierarchical` sends less between processes |
 
 With one device a process both are all-reduces between hosts, but `hierarchical` cuts large gradients into buckets,
@@ -40,17 +41,20 @@ class Choice(NamedTuple):
         strategy: its name.
         bucket_bytes: of its buckets; None: its own.
         why: in words.
+        pieces: whether a step is several programs, as in `mode=pieces`, where nothing else in a config forbids it.
     """
 
     mesh: str
     strategy: str
     bucket_bytes: int | None
     why: str
+    pieces: bool = False
 
     @property
     def label(self) -> str:
         """The strategy as `jaxnet bench step --strategy` takes it."""
-        return self.strategy + (f":{self.bucket_bytes // MiB}MiB" if self.bucket_bytes else "")
+        size = f":{self.bucket_bytes // MiB}MiB" if self.bucket_bytes else ""
+        return self.strategy + size + "+pieces" * self.pieces
 
 
 def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
@@ -66,7 +70,9 @@ def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
         why = f"as compiled for {platform.upper()}s it waits least for messages"
         return Choice(where, name, None, why if mesh.devices.size > 1 else _ALONE)
     if 1 < _processes(mesh) == mesh.devices.size:
-        return Choice(where, "ddp", _BUCKET, "buckets of 4 MiB travel beside backward, and no gradient is cut")
+        # One bucket leaves when backward ends, so that further programs only cost their launch.
+        why = "buckets of 4 MiB travel beside backward, and no gradient is cut"
+        return Choice(where, "ddp", _BUCKET, why, pieces=gradient_bytes > _BUCKET)
     if not measures(mesh):
         why = "buckets of 4 MiB travel beside backward" if mesh.devices.size > 1 else _ALONE
         return Choice(where, "hierarchical", _BUCKET, why)

@@ -29,8 +29,9 @@ def test_one_device_a_process_cuts_no_gradient(monkeypatch):
     monkeypatch.delattr(choice, "measured_row")
     monkeypatch.setattr(choice, "_processes", lambda mesh: 8)
     found = choose(make_mesh(8), 10**9)
-    assert (found.strategy, found.bucket_bytes) == ("ddp", 4 * MiB)
+    assert found.label == "ddp:4MiB+pieces"
     assert "no gradient is cut" in found.why
+    assert choose(make_mesh(8), 4 * MiB).label == "ddp:4MiB"  # one message, beside which nothing is computed
 
 
 @pytest.mark.parametrize(("slower", "chosen"), [("ddp", "hierarchical"), ("hierarchical", "ddp")])
