@@ -1,7 +1,6 @@
 """Interleaved rounds: everything is timed once a round, so that a disturbance hits all alike."""
 
 import logging
-import time
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
@@ -34,11 +33,9 @@ WARMUP_STEPS = 2
 
 
 def seconds_a_step(task: TimedProgram, steps: int) -> float:
-    """Time `steps` steps from a common start to the end of the last process; every process must call it."""
+    """Time `steps` steps from a common start, on the process that takes longest; every process must call it."""
     wait_for_all()
-    started = time.perf_counter()
-    task.run(steps)
-    return float(gathered(np.array([time.perf_counter() - started])).max()) / steps
+    return float(gathered(np.array([task.seconds(steps)])).max()) / steps
 
 
 def warm_up(task: TimedProgram) -> None:

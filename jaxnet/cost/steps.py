@@ -3,6 +3,7 @@
 A step is forward, backward, reduction, mean and update in one program (or several, in pieces), the state donated.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,21 +52,47 @@ _AT_ONCE = 16  # calls in flight: of 32, XLA:CPU's threads wait for each other f
 
 
 class TimedProgram:
-    """A compiled program `(state, batch) -> (state, other results)` that is called on its own state."""
+    """A compiled program `(state, batch) -> (state, other results)` that is called on its own state.
 
-    def __init__(self, program: Program, state: PyTree, batch: PyTree) -> None:
+    Attributes:
+        crosses: whether a call's messages travel beside the next call, as those of `priority` do.
+    """
+
+    def __init__(self, program: Program, state: PyTree, batch: PyTree, crosses: bool = False) -> None:
         self.program = program
         self.state = state
         self.batch = batch
+        self.crosses = crosses
 
     def run(self, steps: int) -> None:
         """Call it `steps` times and wait at the end, and after every 16: as a training loop does, the next call is
         dispatched while the last still runs, and each waits for the one before through the state."""
+        self._call(steps)
+        jax.block_until_ready(self.state)
+
+    def seconds(self, steps: int) -> float:
+        """What `steps` calls take in all.
+
+        Where messages cross the end of a call, the first call of a round has none beside it, and those of the last have
+        no call beside them. So one call more begins the round, and the time is from its metrics to those of the last.
+        """
+        if self.crosses:
+            jax.block_until_ready(self._call(1))
+        started = time.perf_counter()
+        last = self._call(steps)
+        jax.block_until_ready(last if self.crosses else self.state)
+        ended = time.perf_counter()
+        jax.block_until_ready(self.state)
+        return ended - started
+
+    def _call(self, steps: int) -> PyTree:
+        """Call it `steps` times; the other results of the last call, which may not be ready."""
+        other: PyTree = ()
         for index in range(steps):
             if index % _AT_ONCE == 0:
-                jax.block_until_ready(self.state)
-            self.state, _ = self.program(self.state, self.batch)
-        jax.block_until_ready(self.state)
+                jax.block_until_ready(other if self.crosses else self.state)
+            self.state, other = self.program(self.state, self.batch)
+        return other
 
 
 def full_step(workload: Workload, strategy: Strategy, *, pieces: bool = False) -> TimedProgram:
@@ -76,9 +103,9 @@ def full_step(workload: Workload, strategy: Strategy, *, pieces: bool = False) -
     """
     if pieces:
         check_pieces(strategy, workload.mesh)
-    pieces = pieces or crosses_steps(strategy, workload.mesh)
-    mode: Mode = "pieces" if pieces else "jit" if strategy.kind == "xla" else "shard_map"
-    return _compiled(workload, workload.prepare(strategy, mode, all_reduce))
+    crosses = crosses_steps(strategy, workload.mesh)
+    mode: Mode = "pieces" if pieces or crosses else "jit" if strategy.kind == "xla" else "shard_map"
+    return _compiled(workload, workload.prepare(strategy, mode, all_reduce), crosses)
 
 
 def check_pieces(strategy: Strategy, mesh: Mesh) -> None:
@@ -99,9 +126,10 @@ def compute_only(workload: Workload) -> TimedProgram:
     return _compiled(workload, workload.prepare(alone, "shard_map", _no_sum))
 
 
-def _compiled(workload: Workload, prepared: PreparedStep) -> TimedProgram:
+def _compiled(workload: Workload, prepared: PreparedStep, crosses: bool = False) -> TimedProgram:
     state = prepared.init()
-    return TimedProgram(prepared.step.lower(state, workload.global_batch).compile(), state, workload.global_batch)
+    step = prepared.step.lower(state, workload.global_batch).compile()
+    return TimedProgram(step, state, workload.global_batch, crosses)
 
 
 def _no_sum(*axes: str) -> Reducer:

@@ -62,7 +62,7 @@ class Tuned(NamedTuple):
         default: the label of what `strategy=auto` is.
         rows: all candidates; those that were timed first, then by prediction.
         parts: what predictions were made from.
-        steps: how many were timed, with those that warmed up.
+        steps: how many were run, with those that warmed up.
     """
 
     best: str
@@ -175,7 +175,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
                 tasks[label] = full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
         found = interleave({label: tasks[label] for label in labels}, rounds, count)
         median.update({label: statistics.median(times) for label, times in found.items()})
-        steps += len(labels) * (WARMUP_STEPS + rounds * count)
+        steps += sum(WARMUP_STEPS + rounds * (count + tasks[label].crosses) for label in labels)
 
     # 1. Measure, and learn from a few plans.
     learned: list[str] = []

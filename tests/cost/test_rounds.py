@@ -48,6 +48,26 @@ def test_at_most_sixteen_calls_are_in_flight():
     assert (sum(calls), max(calls)) == (100, 16)
 
 
+def test_where_messages_cross_the_end_of_a_step_a_round_begins_and_ends_beside_another(monkeypatch):
+    events = []
+
+    class Ready:
+        def __init__(self, name):
+            self.name = name
+
+        def block_until_ready(self):
+            events.append(self.name)
+
+    def program(state, batch):
+        events.append("call")
+        count = events.count("call")
+        return Ready(f"state {count}"), Ready(f"metrics {count}")
+
+    monkeypatch.setattr("time.perf_counter", lambda: events.append("clock") or 0.0)
+    TimedProgram(program, Ready("state"), None, crosses=True).seconds(3)
+    assert events == ["call", "metrics 1", "clock", *["call"] * 3, "metrics 4", "clock", "state 4"]
+
+
 def test_one_process_gathers_from_itself():
     np.testing.assert_array_equal(gathered(np.array([1.0, 2.0])), [[1, 2]])
     wait_for_all()

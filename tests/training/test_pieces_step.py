@@ -12,6 +12,8 @@ from configs.digits import get_config
 from jaxnet import comm
 from jaxnet.config.check import check_config
 from jaxnet.config.fit import check_fit
+from jaxnet.config.strategy import strategy_of
+from jaxnet.cost.choice import Choice
 from jaxnet.errors import InputError
 from jaxnet.parallel.pieces import crosses_steps
 from jaxnet.training.prepare import prepare
@@ -84,6 +86,20 @@ def test_in_one_program_nothing_crosses_the_end_of_a_step():
     assert experiment.form.options.mode == "shard_map"
     assert "strategy priority (during backward)" in str(experiment.plan)
     assert crosses_steps(comm.named_strategy("priority"), experiment.mesh) is False
+
+
+@pytest.mark.parametrize(
+    ("change", "mode"),
+    [
+        ({}, "pieces"),
+        ({"mode": "shard_map"}, "shard_map"),
+        ({"batch_norm": "global"}, "shard_map"),
+        ({"shard_dense": ("classifier_1",)}, "shard_map"),
+    ],
+)
+def test_the_default_is_in_pieces_unless_the_config_has_what_does_not_go_with_it(change, mode):
+    choice = Choice("two hosts of a device each", "ddp", 4 * comm.MiB, "several buckets", pieces=True)
+    assert strategy_of(replace(get_config(), **change), None, comm.make_mesh(1), choice)[1] == mode
 
 
 def test_what_goes_with_it_passes():
