@@ -5,7 +5,7 @@
 | TPUs | `ddp` | one all-reduce takes the links of all dims of a slice at once |
 | GPUs | `hierarchical` | the network between hosts carries 1/devices of the bytes |
 | CPUs, one device a process | `ddp`, buckets of 4 MiB | of 25 MiB, too few travel beside backward; no gradient is cut |
-| there, of several buckets | the same in pieces | several programs overlap more than one |
+| there, of several buckets | the same in pieces | a message does not wait for what computes |
 | CPUs otherwise | one of them, with buckets of 4 MiB | `hierarchical` sends less between processes |
 
 With one device a process both are all-reduces between hosts, but `hierarchical` cuts large gradients into buckets,
