@@ -24,7 +24,10 @@ from typing import Any
 from benchmarks.choices import Cell, add_cells, answer, fill, joined
 
 _BUCKETS = (
-    *(f"{count}KiB" for count in (512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584)),
+    *(
+        f"{count}KiB"
+        for count in (512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2304, 2560, 3072, 3584)
+    ),
     *(f"{count}MiB" for count in (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25, 32, 48, 64)),
 )
 _FIRST, _LAST = (1, 3), (7, 3)  # rounds, and steps in each
