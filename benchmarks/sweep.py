@@ -7,7 +7,7 @@ A cell is a model, on a layout of processes and devices, joined by a link, as in
 
 1. `jaxnet tune`'s search finds a plan.
 2. All plans of a finer search, with twice as many sizes of buckets, are timed in some steps each. Those of buckets
-   under 512 KiB are left out: hundreds of messages, and in pieces as many programs to compile.
+   under 400 KiB are left out: hundreds of messages, and in pieces as many programs to compile.
 3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
    of many does not owe its place to a moment in which the machine was quiet.
 
@@ -26,7 +26,7 @@ from benchmarks.choices import Cell, add_cells, answer, fill, joined
 _BUCKETS = (
     *(
         f"{count}KiB"
-        for count in (512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2304, 2560, 3072, 3584)
+        for count in (416, 480, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2304, 2560, 3072, 3584)
     ),
     *(f"{count}MiB" for count in (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25, 32, 48, 64)),
 )

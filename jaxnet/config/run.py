@@ -156,9 +156,9 @@ class Config:
             `comm.Strategy` of your own. 'auto' is 'ddp' or 'hierarchical', by the platform and, between
             processes of several CPU devices, by what a message takes; a run says which, and why.
         bucket_bytes: instead of the size of a named strategy's buckets.
-        mode: 'auto' is 'jit' for strategy 'xla', 'shard_map' for others. Across CPU hosts of a device each it is 'pieces',
-            several programs a step, for 'priority', and for strategy 'auto' with more than one bucket. 'pmap' is there
-            for comparison.
+        mode: 'auto' is 'jit' for strategy 'xla', 'shard_map' for others. Across CPU hosts of a device each it is
+            'pieces', several programs a step, for 'priority', and for strategy 'auto' with more than one bucket.
+            'pmap' is there for comparison.
         shard_dense: dense layers, such as classifier_1 or classifier_*, whose kernels are cut over the devices of each
             host, while all else is data parallel: activations travel to them instead of gradients.
         transport: who carries gradients across hosts: XLA's collectives, or an MPI library between the ranks of

@@ -29,7 +29,7 @@ def wait_for_all() -> None:
 
 Key = TypeVar("Key", bound=Hashable)
 
-WARMUP_STEPS = 2
+_WARM = 2
 
 
 def seconds_a_step(task: TimedProgram, steps: int) -> float:
@@ -39,9 +39,10 @@ def seconds_a_step(task: TimedProgram, steps: int) -> float:
 
 
 def warm_up(task: TimedProgram) -> None:
-    """Run what a first call costs more: connections, memory, caches."""
-    wait_for_all()
-    task.run(WARMUP_STEPS)
+    """Run what a first call costs more, if it is not done yet: connections, memory, caches."""
+    if task.calls < _WARM:
+        wait_for_all()
+        task.run(_WARM)
 
 
 def interleave(tasks: Mapping[Key, TimedProgram], rounds: int, steps: int) -> dict[Key, list[float]]:

@@ -56,6 +56,7 @@ class TimedProgram:
 
     Attributes:
         crosses: whether a call's messages travel beside the next call, as those of `priority` do.
+        calls: how many there were.
     """
 
     def __init__(self, program: Program, state: PyTree, batch: PyTree, crosses: bool = False) -> None:
@@ -63,6 +64,7 @@ class TimedProgram:
         self.state = state
         self.batch = batch
         self.crosses = crosses
+        self.calls = 0
 
     def run(self, steps: int) -> None:
         """Call it `steps` times and wait at the end, and after every 16: as a training loop does, the next call is
@@ -92,6 +94,7 @@ class TimedProgram:
             if index % _AT_ONCE == 0:
                 jax.block_until_ready(other if self.crosses else self.state)
             self.state, other = self.program(self.state, self.batch)
+        self.calls += steps
         return other
 
 

@@ -1,6 +1,7 @@
 """Lines through measured times, steps predicted from parts, and the plan that is chosen."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -214,13 +215,15 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
 
     def interleaved(tasks, rounds, steps):
         asked.append((sorted(tasks), rounds, steps))
+        for task in tasks.values():
+            task.calls += rounds * steps
         return {label: rounds * [times.get(label, 11.0)] for label in tasks}
 
     def predicted(parts, each, workload):
         return PredictedStep(times.get(each.strategy.label, 11.0), (), ())
 
     monkeypatch.setattr(tuning, "measured_parts", lambda workload, ways: parts_of(workload))
-    monkeypatch.setattr(tuning, "full_step", lambda workload, strategy, pieces: None)
+    monkeypatch.setattr(tuning, "full_step", lambda workload, strategy, pieces: SimpleNamespace(calls=0))
     monkeypatch.setattr(tuning, "interleave", interleaved)
     monkeypatch.setattr(tuning, "predicted_step", predicted)
     monkeypatch.setattr(tuning, "calibrated", lambda parts, timed, _: parts)
@@ -232,17 +235,31 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
     assert [row.label for row in found.rows if row.learned] == [DEFAULT]
     assert {row.label for row in found.rows if row.measured} == {"xla", DEFAULT, "per_leaf", "ddp:512KiB"}
     assert asked[-1] == (["ddp:512KiB", DEFAULT, "per_leaf", "xla"], *tuning._LAST)
-    assert found.steps == sum(len(labels) * (2 + rounds * steps) for labels, rounds, steps in asked)
+    assert found.steps == sum(len(labels) * rounds * steps for labels, rounds, steps in asked)
 
 
 @given(st.dictionaries(st.sampled_from(["ddp:1MiB", "flat", "per_leaf"]), st.floats(0.1, 10)), st.booleans())
 def test_what_is_chosen_is_never_slower_than_the_default_or_xla(others, same):
     measured = {"xla": 4.0, DEFAULT: 5.0, **others}
-    best, why = chosen(measured, DEFAULT, same_by_xla=same)
+    best, why = chosen({label: [seconds] for label, seconds in measured.items()}, DEFAULT, same_by_xla=same)
     fastest = min(seconds for label, seconds in measured.items() if same or label != "xla")
     assert measured[best] <= fastest / 0.98
     assert f"{measured[best] * 1e3:.1f} ms a step" in why
     assert same or best != "xla"
+
+
+@pytest.mark.parametrize(
+    ("flat", "best", "why"),
+    [
+        ([4.0, 4.0, 4.0, 4.0, 6.0], "flat", "4000.0 ms a step"),
+        ([4.0, 4.0, 4.0, 6.0, 6.0], DEFAULT, "is slower in 2 of 5 rounds"),
+        ([4.95] * 5, DEFAULT, "less than 2 % faster"),
+    ],
+)
+def test_what_is_faster_by_chance_alone_is_not_chosen(flat, best, why):
+    found, words = chosen({"xla": [9.0] * 5, DEFAULT: [5.0] * 5, "flat": flat}, DEFAULT, same_by_xla=True)
+    assert found == best
+    assert why in words
 
 
 @pytest.mark.parametrize("label", ["xla", "flat", "ddp:1MiB", "hierarchical:4MiB+pieces", "priority:512KiB"])
