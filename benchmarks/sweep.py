@@ -70,7 +70,7 @@ def swept(cell: Cell) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The rows in Markdown: ms a step, medians over the last rounds; the default and the tuner's plan over the fastest."""
+    """The rows in Markdown: ms a step, medians over the last rounds; default and the tuned plan over the fastest."""
     choice = ["ms", "over fastest"]
     head = ["model, layout, link", "plans", "fastest", "ms", "default", *choice, "tuner's", *choice, "`xla`"]
     yield f"| {' | '.join(head)} |"
