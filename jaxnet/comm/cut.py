@@ -60,6 +60,42 @@ class Pieces:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
 
 
+def traced(function: Callable[..., PyTree], shapes: Sequence[PyTree]) -> ClosedJaxpr:
+    """The operations of `function(*shapes)`, with those of the `jax.jit` functions that it calls.
+
+    Such a call would be one operation, whose results are there together: all gradients, if a loss is one.
+
+    >>> program = traced(lambda x: jax.jit(lambda a: (a + 1, a * 2))(x), [jax.ShapeDtypeStruct((), "float32")])
+    >>> [eqn.primitive.name for eqn in program.eqns]
+    ['add', 'mul']
+    """
+    closed = jax.make_jaxpr(function)(*shapes)
+    names: dict[Var, _Atom] = {}
+    eqns = list(_opened(closed.jaxpr.eqns, names))
+    outputs = [_named(atom, names) for atom in closed.jaxpr.outvars]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns, outvars=outputs), closed.consts)
+
+
+def _opened(eqns: Iterable[JaxprEqn], names: dict[Var, _Atom]) -> Iterator[JaxprEqn]:
+    """The operations, under new names, which are added to `names`: a function may be called twice."""
+    for eqn in eqns:
+        given = [_named(atom, names) for atom in eqn.invars]
+        called = eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
+        if called is None or called.consts:
+            fresh = [Var(var.aval) for var in eqn.outvars]
+            yield eqn.replace(invars=given, outvars=fresh)
+            names.update(zip(eqn.outvars, fresh, strict=True))
+        else:
+            own = dict(zip(called.jaxpr.invars, given, strict=True))
+            yield from _opened(called.jaxpr.eqns, own)
+            results = (_named(atom, own) for atom in called.jaxpr.outvars)
+            names.update(zip(eqn.outvars, results, strict=True))
+
+
+def _named(atom: _Atom, names: dict[Var, _Atom]) -> _Atom:
+    return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+
 def cut(
     function: Callable[..., Sequence[jax.Array]],
     shapes: Sequence[PyTree],
@@ -74,8 +110,8 @@ def cut(
 
     An operation belongs to the first piece that needs it, so a piece computes only what its group waits for:
     of a layer's two products in backward, that of the weights comes before the one that goes further back, and the
-    mean over microbatches of one group before that of the next. Operations that no result needs are left out. A call
-    of a compiled function is one operation, so a loss that is a `jax.jit` function as a whole makes one piece.
+    mean over microbatches of one group before that of the next. Operations that no result needs are left out. A loop or
+    a call under `jax.checkpoint` is one operation.
 
     Args:
         function: gives a flat sequence of arrays.
@@ -87,7 +123,7 @@ def cut(
             (see `programs_in_order`): of backward, the products that give the gradients of weights.
     """
     # 1. Trace. 2. Give each operation to the first group that needs it. 3. Number what passes between the pieces.
-    closed = jax.make_jaxpr(lambda *args: list(function(*args)))(*shapes)
+    closed = traced(function, shapes)
     outputs = closed.jaxpr.outvars
     if sorted(place for group in groups for place in group) != list(range(len(outputs))):
         raise ValueError(f"groups must hold each of the {len(outputs)} results once, got {groups}")
@@ -128,7 +164,7 @@ def result_turns(
     >>> result_turns(lambda a, b: [a + 1, a * b], two, [1, 2])
     [1, 2]
     """
-    jaxpr = jax.make_jaxpr(lambda *args: list(function(*args)))(*shapes).jaxpr
+    jaxpr = traced(function, shapes).jaxpr
     at = _turns(jaxpr, turns)
     return [at.get(id(atom), 0) for atom in jaxpr.outvars]
 
@@ -139,7 +175,7 @@ def first_reads(function: Callable[..., PyTree], shapes: Sequence[PyTree]) -> li
     >>> first_reads(lambda a, b: b + 1 + a, [jax.ShapeDtypeStruct((), "float32")] * 2)
     [1, 0]
     """
-    jaxpr = jax.make_jaxpr(function)(*shapes).jaxpr
+    jaxpr = traced(function, shapes).jaxpr
     first: dict[int, int] = {}
     for place, eqn in enumerate(jaxpr.eqns):
         for atom in eqn.invars:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 from jax.extend.core import Literal
 
 from jaxnet.comm.buckets import require_cap
+from jaxnet.comm.cut import traced
 from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.reducer import PyTree
 
@@ -29,13 +29,14 @@ def backward_order(gradient: Callable[..., PyTree], *shapes: PyTree) -> tuple[in
         gradient: a function that returns the gradient's pytree, such as `jax.grad(loss)`.
         shapes: its arguments as `jax.ShapeDtypeStruct`.
 
+    >>> import jax
     >>> import jax.numpy as jnp
     >>> def loss(p, x): return jnp.tanh(jnp.tanh(x @ p["b"]) @ p["a"]).sum()   # layer b, then layer a
     >>> square, x = jax.ShapeDtypeStruct((3, 3), "float32"), jax.ShapeDtypeStruct((1, 3), "float32")
     >>> backward_order(jax.grad(loss), {"a": square, "b": square}, x)
     (0, 1)
     """
-    jaxpr = jax.make_jaxpr(gradient)(*shapes).jaxpr
+    jaxpr = traced(gradient, shapes).jaxpr
     made_at = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
     # Outputs that no operation makes are arguments or literals: ready from the start.
     ready = [-1 if isinstance(var, Literal) else made_at.get(var, -1) for var in jaxpr.outvars]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxnet.comm.cut import cut, first_reads, result_turns
+from jaxnet.comm.order import backward_order
 
 
 def shapes_of(tree):
@@ -91,6 +92,28 @@ def test_the_pieces_in_turn_are_the_gradient(case):
 def products(program, shapes):
     jaxpr = jax.make_jaxpr(program.run)(*(shapes[number] for number in program.reads))
     return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.jaxpr.eqns)
+
+
+@pytest.mark.parametrize("outer", [jax.jit, lambda function: function])
+def test_what_a_compiled_function_does_is_cut_too(outer):
+    """Two layers by one compiled function, in a loss that may be compiled: the second's gradient needs no more
+    products than it does uncompiled, and comes first."""
+
+    def loss_by(layer):
+        return lambda params, x: layer(layer(x, params["b"]), params["a"]).sum()
+
+    plain = loss_by(lambda x, w: jnp.tanh(x @ w))
+    loss = outer(loss_by(jax.jit(lambda x, w: jnp.tanh(x @ w))))
+    arguments = ({name: jnp.full((2, 2), value) for name, value in (("a", 0.5), ("b", -0.25))}, jnp.ones((3, 2)))
+    shapes = shapes_of(arguments)
+    assert backward_order(jax.grad(loss), *shapes) == backward_order(jax.grad(plain), *shapes) == (0, 1)
+    found, wanted = (
+        cut(lambda p, x, f=f: jax.tree.leaves(jax.grad(f)(p, x)), shapes, [[0], [1]]) for f in (loss, plain)
+    )
+    for pieces in (found, wanted):
+        assert [products(each, pieces.shapes) for each in pieces.programs] == [3, 2]
+    for got, want in zip(run(found, *arguments), run(wanted, *arguments), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_a_piece_computes_only_what_its_group_waits_for():
