@@ -6,7 +6,7 @@
 A cell is a model, on a layout of processes and devices, joined by a link, as in `benchmarks.choices`. In one job:
 
 1. `jaxnet tune`'s search finds a plan.
-2. All plans of a finer search, with twice as many sizes of buckets, are timed in some steps each. Those of buckets
+2. All plans of a finer search, with more sizes of buckets, are timed in some steps each. Those of buckets
    under 400 KiB are left out: hundreds of messages, and in pieces as many programs to compile.
 3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
    of many does not owe its place to a moment in which the machine was quiet.

@@ -255,10 +255,8 @@ class PiecesStep:
         def update(state: TrainState, sums: Sequence[jax.Array]) -> tuple[TrainState, Metrics]:
             by, first = divisor(devices, state.scale, remembered), sent.first
             result = sent.others.unpack([total / devices for total in sums[: len(sent.others.specs)]])
-            totals, unpack = sums[first:], sent.gradients.unpack
-            new, metrics = update_by_sum(
-                *(state, totals, by, result, self._optimizer, self._options.average_decay), unpack=unpack
-            )
+            totals, unpack, decay = sums[first:], sent.gradients.unpack, self._options.average_decay
+            new, metrics = update_by_sum(state, totals, by, result, self._optimizer, decay, unpack)
             if flagged:
                 return unless_bad(state, new(), metrics, sums[first - 1])
             if self._options.skip:
