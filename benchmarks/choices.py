@@ -24,7 +24,7 @@ from jaxnet.cost.shapes import SIZES
 if TYPE_CHECKING:
     from jaxnet.cost.workloads import Workload
 
-MODELS = ("digits", "text_transformer", "dense", "vgg", "resnet50")
+MODELS = ("digits", "text_transformer", "dense", "vgg", "odd", "resnet50")
 LINKS = ("loopback", "1gbit", "500mbit", "250mbit")
 STRATEGIES = ("xla", "per_leaf", "ddp:4MiB", "hierarchical:4MiB", "priority")
 

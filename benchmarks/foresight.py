@@ -1,111 +1,158 @@
-"""How far off the predictions of `jaxnet tune` are, and what it finds: the table of docs/results.md.
+"""Are the predictions of `jaxnet tune` right, and is what it finds the fastest of all plans? Tables of results.md.
 
     python -m benchmarks.foresight --out foresight.jsonl [--model NAME] [--layout NAME] [--link NAME]
     python -m benchmarks.foresight --out foresight.jsonl --table
-    python -m benchmarks.foresight --out carried.jsonl --profiles FOLDER --model NAME --layout 2x1 --link 250mbit
     python -m benchmarks.foresight --out foresight.jsonl --svg foresight.svg
 
 A cell is a model, on a layout of processes and devices, joined by a link, as in `benchmarks.choices`. Cells that are in
-the file are not measured again. With --profiles steps at one rate are predicted from what was measured at another.
-Run nothing beside it.
+the file are not measured again. In one job:
+
+1. `jaxnet tune`'s search finds a plan. From the parts that it measured all plans of a finer search are predicted, with
+   more sizes of buckets: there, and on slower links, of which nothing but the rate is known.
+2. These plans are timed, two rounds each. Buckets under 400 KiB are left out: hundreds of messages, and in pieces as
+   many programs to compile.
+3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
+   of many does not owe its place to a moment in which the machine was quiet.
+
+A cell takes more than ten minutes on a core a host. Run nothing beside it.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.choices import Cell, add_cells, answer, fill
+from benchmarks.choices import Cell, add_cells, answer, fill, joined
 from benchmarks.compiling import read_rows
-from jaxnet.cost.shapes import SIZES
 from jaxnet.figures import curve_style, new_figure, write_figure
 
+_BUCKETS = (
+    *(
+        f"{count}KiB"
+        for count in (416, 480, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2304, 2560, 3072, 3584)
+    ),
+    *(f"{count}MiB" for count in (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25, 32, 48, 64)),
+)
 _FROM = "1gbit"
+_SLOWER = {"500mbit": 2.0, "250mbit": 4.0}  # times as long for a byte as at _FROM
+_FIRST, _LAST = (2, 2), (7, 3)  # rounds, and steps in each
+_FINALISTS = 6
+_LIMIT_SECONDS = 7200
+
+Row = dict[str, Any]
 
 
-def tuned(cell: Cell, *more: str) -> dict[str, Any]:
-    """What `jaxnet tune` says there."""
-    model = ["--model", cell.model] if cell.model in SIZES else ["--config", f"configs/{cell.model}.py"]
-    return answer(cell, ["-m", "jaxnet", "tune", "--json", *model, *more])
+def work(model: str) -> None:
+    """Tune, predict and time all, time the best again; process 0 prints a line of JSON."""
+    import jax
+
+    from jaxnet.cost.prediction import between_slower_hosts, predicted_step
+    from jaxnet.cost.profiles import as_json
+    from jaxnet.cost.rounds import interleave
+    from jaxnet.cost.steps import TimedProgram, full_step
+    from jaxnet.cost.tuning import BY_XLA, candidates, tune
+
+    workload = joined(model)
+    # 1. The search, and what it says of all plans.
+    tuned = tune(workload)
+    plans = candidates(workload, tuned.default, _BUCKETS)
+
+    def predicted(slower: float) -> dict[str, float]:
+        parts = between_slower_hosts(tuned.parts, slower)
+        return {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
+
+    def program(label: str) -> TimedProgram:
+        return full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
+
+    # 2. All plans. A program is let go once it is timed, as a hundred of them would not fit into memory.
+    once = {label: interleave({label: program(label)}, *_FIRST)[label] for label in plans}
+    # 3. The best again.
+    first = sorted(once, key=lambda label: statistics.mean(once[label]))[:_FINALISTS]
+    last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
+    times = interleave({label: program(label) for label in last}, *_LAST)
+    if jax.process_index() == 0:
+        found = {"tuned": tuned.best, "why": tuned.why, "default": tuned.default, "steps": tuned.steps}
+        found |= {"learned": [row.label for row in tuned.rows if row.learned], "parts": as_json(tuned.parts)}
+        found |= {"predicted": predicted(1.0), "slower": {link: predicted(times) for link, times in _SLOWER.items()}}
+        print(json.dumps(found | {"once": once, "times": times}))
 
 
-def carried(cell: Cell, profiles: Path) -> dict[str, Any]:
-    """What was measured at 1 Gbit/s says of steps at another rate, beside those that are timed there.
-
-    Of what is timed there predictions know nothing, but for the number that the rate is.
-    """
-    profile = str(profiles.resolve() / f"{cell.model}-{cell.layout}.json")
-    # 1. Measure at 1 Gbit/s, once for all rates.
-    if not Path(profile).exists():
-        tuned(cell._replace(link=_FROM), "--profile", profile)
-    # 2. Predict.
-    slower = str(1000 / float(cell.link.removesuffix("mbit")))
-    said = tuned(cell, "--profile", profile, "--slower", slower)
-    predicted = {row["label"]: row["predicted"] for row in said["rows"]}
-    # 3. Time there what a tuning of its own times.
-    found = tuned(cell)
-    rows = [{**row, "predicted": predicted[row["label"]], "learned": False} for row in found["rows"]]
-    return {"cell": cell.name, "from": _FROM, "rows": rows, "predicted_best": said["best"]}
+def measured(cell: Cell) -> Row:
+    """The row of a cell."""
+    return answer(cell, ["-m", "benchmarks.foresight", "--out", "-", "--work", cell.model], _LIMIT_SECONDS)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The rows in Markdown, and over all plans that were timed and not learned from, how far predictions were off."""
-    head = ["model, layout, link", "best plan", "ms", "default", "`xla`", "predicted, timed", "steps", "off", "at most"]
+# ---- What was found, in Markdown ------------------------------------------------------------------------
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """Which plan is the fastest; and how far off predictions were."""
+    yield from _choices(rows)
+    yield ""
+    yield from _predictions(rows)
+
+
+def _choices(rows: Sequence[Row]) -> Iterator[str]:
+    """Milliseconds a step, medians over the last rounds; default and the tuned plan over the fastest."""
+    choice = ["ms", "over fastest"]
+    head = ["model, layout, link", "plans", "fastest", "ms", "default", *choice, "tuner's", *choice, "steps", "`xla`"]
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
-    off: list[float] = []
     for row in rows:
-        measured = {each["label"]: each["measured"] * 1e3 for each in row["rows"] if each["measured"]}
-        own = [abs(each["predicted"] / each["measured"] - 1) for each in row["rows"] if _held_out(each)]
-        off += own
-        yield (
-            f"| {row['cell']} | `{row['best']}` | {measured[row['best']]:.0f} | {measured[row['default']]:.0f} "
-            f"| {measured['xla']:.0f} | {len(row['rows'])}, {len(measured)} | {row['steps']} "
-            f"| {statistics.median(own):.0%} | {max(own):.0%} |"
-        )
-    yield _in_all(off)
+        ms = {label: 1e3 * statistics.median(times) for label, times in row["times"].items()}
+        best = min(ms, key=ms.__getitem__)
+        figures = [row["cell"], str(len(row["once"])), f"`{best}`", f"{ms[best]:.0f}"]
+        for each in (row["default"], row["tuned"]):
+            figures += [f"`{each}`", f"{ms[each]:.0f}", f"{ms[each] / ms[best]:.2f}"]
+        figures += [str(row["steps"]), f"{ms['xla']:.0f}"]
+        yield f"| {' | '.join(figures)} |"
 
 
-def carried_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What was predicted from another rate, in Markdown; `rank`: Spearman's correlation over the plans."""
+def _predictions(rows: Sequence[Row]) -> Iterator[str]:
+    """Of plans that nothing was learned from. *rank* is Spearman's correlation of predicted and timed steps; *of two
+    rounds*, that of the two rounds of the same plans: more cannot be predicted."""
     from scipy.stats import spearmanr
 
-    head = ["model, layout, link", "plans", "off", "at most", "rank", "the plan predicted best", "the fastest timed"]
+    head = ["model, layout, link", "plans", "off, median", "90 % within", "rank", "of two rounds"]
+    head += ["predicted to be the fastest", "it takes over the fastest"]
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
-    off: list[float] = []
-    for row in rows:
-        timed = {each["label"]: each for each in row["rows"] if each["measured"]}
-        own = [abs(each["predicted"] / each["measured"] - 1) for each in timed.values()]
-        off += own
-        rank = spearmanr(*zip(*((each["predicted"], each["measured"]) for each in timed.values()), strict=True))[0]
-        promised, best = (min(timed, key=lambda label: timed[label][name]) for name in ("predicted", "measured"))
-        ms = {label: f"`{label}` {1e3 * timed[label]['measured']:.0f}" for label in (promised, best)}
+    for title, row, predicted in _predicted(rows):
+        seconds = {label: statistics.mean(row["once"][label]) for label in predicted}
+        off = [abs(predicted[label] / seconds[label] - 1) for label in predicted]
+        rank = spearmanr(list(predicted.values()), list(seconds.values()))[0]
+        rounds = spearmanr(*zip(*(row["once"][label] for label in predicted), strict=True))[0]
+        promised = min(predicted, key=predicted.__getitem__)
         yield (
-            f"| {row['cell']}, from {row['from']} | {len(own)} | {statistics.median(own):.0%} | {max(own):.0%} "
-            f"| {rank:.2f} | {ms[promised]} | {ms[best]} |"
+            f"| {title} | {len(off)} | {statistics.median(off):.0%} | {statistics.quantiles(off, n=10)[-1]:.0%} "
+            f"| {rank:.2f} | {rounds:.2f} | `{promised}` | {seconds[promised] / min(seconds.values()):.2f} |"
         )
-    yield _in_all(off)
 
 
-def _in_all(off: Sequence[float]) -> str:
-    ninth, median = statistics.quantiles(off, n=10)[-1], statistics.median(off)
-    return f"\n{len(off)} predictions: off by {median:.0%} in the median, 90 % of them by at most {ninth:.0%}."
+def _predicted(rows: Sequence[Row]) -> Iterator[tuple[str, Row, dict[str, float]]]:
+    """Titles, rows, and what was predicted for the plans of a row: by its own parts, and by those of a faster link."""
+    of = {row["cell"]: row for row in rows}
+    for row in rows:
+        yield row["cell"], row, {label: row["predicted"][label] for label in row["once"] if label not in row["learned"]}
+        place, _, link = row["cell"].rpartition(" ")
+        faster = of.get(f"{place} {_FROM}")
+        if link in _SLOWER and faster:
+            yield f"{row['cell']}, from {_FROM}", row, {label: faster["slower"][link][label] for label in row["once"]}
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path) -> None:
     """Every prediction beside its step, but for those that were learned from."""
     figure = new_figure(6, 5)
     axis = figure.subplots()
     all_ms: list[float] = []
-    for index, row in enumerate(rows):
-        points = [(each["measured"] * 1e3, each["predicted"] * 1e3) for each in row["rows"] if _held_out(each)]
-        label = row["cell"] + (f", from {row['from']}" if "from" in row else "")
+    for index, (title, row, predicted) in enumerate(_predicted(rows)):
+        timed = [1e3 * statistics.mean(row["once"][label]) for label in predicted]
+        said = [1e3 * seconds for seconds in predicted.values()]
         style = curve_style(index)
-        timed, predicted = zip(*points, strict=True)
-        all_ms += [*timed, *predicted]
-        axis.scatter(timed, predicted, s=20, label=label, color=style["color"], marker=style["marker"])
+        all_ms += [*timed, *said]
+        axis.scatter(timed, said, s=10, label=title, color=style["color"], marker=style["marker"])
     ends = [0.9 * min(all_ms), 1.1 * max(all_ms)]
     low, high = ([part * end for end in ends] for part in (0.88, 1.12))
     axis.plot(ends, ends, color="0.6", linewidth=1)
@@ -116,25 +163,20 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     write_figure(figure, [path])
 
 
-def _held_out(row: dict[str, Any]) -> bool:
-    return row["measured"] is not None and not row["learned"]
-
-
 def main() -> None:
     """Measure the cells that are asked for and not in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--profiles", type=Path, metavar="FOLDER", help=f"predict from what was measured at {_FROM}")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw what is in the file, and measure nothing")
     add_cells(parser)
+    parser.add_argument("--work", metavar="MODEL", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.svg:
+    if args.work:
+        work(args.work)
+    elif args.svg:
         draw(read_rows(args.out), args.svg)
-    elif args.profiles:
-        row_of = lambda cell: carried(cell, args.profiles)  # noqa: E731
-        fill(args, row_of, carried_table, line=lambda row: "\n".join(carried_table([row])))
     else:
-        fill(args, tuned, table, line=lambda row: f"{row['cell']}: {row['best']}: {row['why']}")
+        fill(args, measured, tables, line=lambda row: list(_choices([row]))[-1])
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 1. Every plan that gives the same gradients is a candidate: strategies that sum message by message in the precision of
    the gradients, with several sizes of buckets, as one program or in pieces. Of equal plans one is kept.
-2. Computation and links are measured. A few plans are timed: XLA's own, the default, and three sizes of buckets for
+2. Computation and links are measured. A few plans are timed: XLA's own, the default, and two sizes of buckets for
    each way to run a step. From them the prediction learns what it cannot measure (`jaxnet.cost.prediction.calibrated`).
 3. Every candidate's step is predicted, and the best that were not timed yet are.
-4. The fastest few are timed again, in interleaved rounds, beside XLA's plan and the default. The fastest wins, if it
-   is faster than the default by at least 2 %, and in all rounds but one: else the default stays.
+4. If a plan was faster than the default, both are timed again, in interleaved rounds. It wins if it is faster by at
+   least 2 %, and in all rounds but one: else the default stays.
 """
 
 import statistics
@@ -27,12 +27,12 @@ from jaxnet.parallel.pieces import crosses_steps
 
 _SIZES = ("512KiB", *(f"{count}MiB" for count in (1, 2, 3, 4, 6, 8, 12, 16, 25, 32, 64)))
 _PROBES = (
-    *("ddp:1MiB", "hierarchical:4MiB", "ddp:12MiB"),
-    *("hierarchical:1MiB+pieces", "hierarchical:4MiB+pieces", "hierarchical:12MiB+pieces"),
-    *("priority:1MiB", "priority:4MiB", "priority:12MiB"),
+    *("ddp:1MiB", "hierarchical:4MiB"),
+    *("hierarchical:1MiB+pieces", "hierarchical:4MiB+pieces"),
+    *("priority:1MiB", "priority:4MiB"),
 )
-_PROMISING = 3
-_FIRST, _LAST = (2, 2), (5, 2)  # rounds, and steps in each
+_PROMISING = 2
+_FIRST, _LAST = (2, 1), (4, 2)  # rounds, and steps in each
 _WORTH = 0.98
 BY_XLA = "xla"
 
@@ -149,10 +149,11 @@ def predict(workload: Workload, parts: Parts) -> Tuned | None:
     if not is_enough(parts, plans, workload):
         return None
     predicted = {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
-    once = {label: [seconds] for label, seconds in predicted.items()}
-    best, why = chosen(once, default, same_by_xla=not jax.tree.leaves(workload.first_state.stats))
+    best = _fastest(predicted, workload)
+    if not is_gain([predicted[best]], [predicted[default]]):
+        best = default
     rows = sorted((Row(label, each) for label, each in predicted.items()), key=lambda row: row.predicted)
-    return Tuned(best, f"predicted: {why}", default, tuple(rows), parts, 0)
+    return Tuned(best, f"predicted: {_why(best, default, predicted)}", default, tuple(rows), parts, 0)
 
 
 def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
@@ -180,6 +181,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     learned: list[str] = []
     if kept is not None and is_enough(kept, plans, workload):
         parts = kept
+        time([BY_XLA, default], *_FIRST)
     else:
         parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
         time([label for label in (BY_XLA, default, *_PROBES) if label in plans], *_FIRST)
@@ -188,32 +190,42 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     # 2. Predict all, and time the most promising of the others.
     predicted = {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
     time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)
-    # 3. The last rounds, and the choice.
-    fastest = sorted(median, key=median.__getitem__)[:_PROMISING]
-    last = time([*fastest, default, BY_XLA], *_LAST)
-    best, why = chosen(last, default, same_by_xla=not jax.tree.leaves(workload.first_state.stats))
+    # 3. The choice, after some more rounds if there is one to make.
+    best = _fastest(median, workload)
+    if best != default:
+        last = time([best, default], *_LAST)
+        best = best if is_gain(last[best], last[default]) else default
     rows = [Row(label, each, median.get(label), label in learned) for label, each in predicted.items()]
     rows.sort(key=lambda row: (row.measured is None, row.measured or row.predicted))
-    return Tuned(best, why, default, tuple(rows), parts, sum(task.calls for task in tasks.values()))
+    steps = sum(task.calls for task in tasks.values())
+    return Tuned(best, _why(best, default, median), default, tuple(rows), parts, steps)
 
 
-def chosen(times: Mapping[str, Sequence[float]], default: str, same_by_xla: bool) -> tuple[str, str]:
-    """The plan to use, and why.
+def _fastest(seconds: Mapping[str, float], workload: Workload) -> str:
+    """The fastest plan that gives the same: under `xla`, running statistics are others."""
+    same_by_xla = not jax.tree.leaves(workload.first_state.stats)
+    return min((label for label in seconds if label != BY_XLA or same_by_xla), key=seconds.__getitem__)
+
+
+def is_gain(times: Sequence[float], default: Sequence[float]) -> bool:
+    """Whether a plan is so much and so surely faster than the default that it is worth a setting.
 
     Args:
-        times: seconds a step in each round, which all plans share.
-        default: which of them is used without a setting.
-        same_by_xla: whether the network has no running statistics, which are others under `xla`.
+        times: seconds a step of the plan in each round.
+        default: those of the default in the same rounds.
 
-    >>> chosen({"xla": [9.0], "ddp:4MiB": [4.0], "ddp:1MiB": [3.0]}, "ddp:4MiB", same_by_xla=True)
-    ('ddp:1MiB', '3000.0 ms a step, the default ddp:4MiB 4000.0, xla 9000.0')
+    >>> is_gain([4.0, 4.0, 4.0, 6.0], [5.0] * 4), is_gain([4.0, 4.0, 6.0, 6.0], [5.0] * 4), is_gain([4.95], [5.0])
+    (True, False, False)
     """
-    median = {label: statistics.median(rounds) for label, rounds in times.items()}
-    ms = {label: f"{seconds * 1e3:.1f}" for label, seconds in median.items()}
-    best = min((label for label in median if label != BY_XLA or same_by_xla), key=median.__getitem__)
-    lost = sum(own >= other for own, other in zip(times[best], times[default], strict=True))
-    if best != default and (median[best] > _WORTH * median[default] or lost > 1):
-        near = "less than 2 % faster" if lost <= 1 else f"slower in {lost} of {len(times[default])} rounds"
-        return default, f"the default takes {ms[default]} ms a step, {best} {ms[best]} is {near}, xla {ms[BY_XLA]}"
-    beside = [f"the default {default} {ms[default]}"] * (best != default) + [f"xla {ms[BY_XLA]}"] * (best != BY_XLA)
-    return best, f"{ms[best]} ms a step, {', '.join(beside)}"
+    lost = sum(own >= other for own, other in zip(times, default, strict=True))
+    return lost <= 1 and statistics.median(times) <= _WORTH * statistics.median(default)
+
+
+def _why(best: str, default: str, seconds: Mapping[str, float]) -> str:
+    said = f"{seconds[best] * 1e3:.1f} ms a step"
+    if best != default:
+        said += f", the default {default} {seconds[default] * 1e3:.1f}"
+    elif others := seconds.keys() - {default, BY_XLA}:
+        rival = min(others, key=seconds.__getitem__)
+        said += f", {rival} {seconds[rival] * 1e3:.1f} is not surely faster"
+    return said if best == BY_XLA else f"{said}, xla {seconds[BY_XLA] * 1e3:.1f}"
