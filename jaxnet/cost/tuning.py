@@ -5,8 +5,8 @@
 2. Computation and links are measured. A few plans are timed: XLA's own, the default, and two sizes of buckets for
    each way to run a step. From them the prediction learns what it cannot measure (`jaxnet.cost.prediction.calibrated`).
 3. Every candidate's step is predicted, and the best that were not timed yet are.
-4. If a plan was faster than the default, both are timed again, in interleaved rounds. It wins if it is faster by at
-   least 2 %, and in all rounds but one: else the default stays.
+4. The fastest and the default are timed again, in interleaved rounds. It wins if it is faster by at least 2 %, and in
+   all rounds but one: else the default stays.
 """
 
 import statistics
@@ -27,7 +27,7 @@ from jaxnet.parallel.pieces import crosses_steps
 
 _SIZES = ("512KiB", *(f"{count}MiB" for count in (1, 2, 3, 4, 6, 8, 12, 16, 25, 32, 64)))
 _PROBES = (
-    *("ddp:1MiB", "hierarchical:4MiB"),
+    *("hierarchical:1MiB", "hierarchical:4MiB"),
     *("hierarchical:1MiB+pieces", "hierarchical:4MiB+pieces"),
     *("priority:1MiB", "priority:4MiB"),
 )
@@ -149,7 +149,7 @@ def predict(workload: Workload, parts: Parts) -> Tuned | None:
     if not is_enough(parts, plans, workload):
         return None
     predicted = {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
-    best = _fastest(predicted, workload)
+    best = _fastest(predicted, workload, default)
     if not is_gain([predicted[best]], [predicted[default]]):
         best = default
     rows = sorted((Row(label, each) for label, each in predicted.items()), key=lambda row: row.predicted)
@@ -190,21 +190,21 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     # 2. Predict all, and time the most promising of the others.
     predicted = {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
     time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)
-    # 3. The choice, after some more rounds if there is one to make.
-    best = _fastest(median, workload)
-    if best != default:
-        last = time([best, default], *_LAST)
-        best = best if is_gain(last[best], last[default]) else default
+    # 3. The fastest of the others, once more beside the default.
+    rival = _fastest(median, workload, default)
+    last = time([rival, default], *_LAST)
+    best = rival if is_gain(last[rival], last[default]) else default
     rows = [Row(label, each, median.get(label), label in learned) for label, each in predicted.items()]
     rows.sort(key=lambda row: (row.measured is None, row.measured or row.predicted))
     steps = sum(task.calls for task in tasks.values())
     return Tuned(best, _why(best, default, median), default, tuple(rows), parts, steps)
 
 
-def _fastest(seconds: Mapping[str, float], workload: Workload) -> str:
-    """The fastest plan that gives the same: under `xla`, running statistics are others."""
+def _fastest(seconds: Mapping[str, float], workload: Workload, default: str) -> str:
+    """The fastest plan beside the default that gives the same: under `xla`, running statistics are others."""
     same_by_xla = not jax.tree.leaves(workload.first_state.stats)
-    return min((label for label in seconds if label != BY_XLA or same_by_xla), key=seconds.__getitem__)
+    others = [label for label in seconds if label != default and (label != BY_XLA or same_by_xla)]
+    return min(others, key=seconds.__getitem__, default=default)
 
 
 def is_gain(times: Sequence[float], default: Sequence[float]) -> bool:
