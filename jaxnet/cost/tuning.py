@@ -184,7 +184,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
         time([BY_XLA, default], *_FIRST)
     else:
         parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
-        time([label for label in (BY_XLA, default, *_PROBES) if label in plans], *_FIRST)
+        time(_first(plans, default), *_FIRST)
         learned = [label for label in median if label != BY_XLA]
         parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
     # 2. Predict all, and time the most promising of the others.
@@ -198,6 +198,15 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     rows.sort(key=lambda row: (row.measured is None, row.measured or row.predicted))
     steps = sum(task.calls for task in tasks.values())
     return Tuned(best, _why(best, default, median), default, tuple(rows), parts, steps)
+
+
+def _first(plans: Mapping[str, Plan], default: str) -> list[str]:
+    """XLA's plan, the default, and as many probes as make two plans of each kind."""
+    found = [BY_XLA, default]
+    for label in _PROBES:
+        if label in plans and sum(plans[each].kind == plans[label].kind for each in found if each != BY_XLA) < 2:
+            found.append(label)
+    return found
 
 
 def _fastest(seconds: Mapping[str, float], workload: Workload, default: str) -> str:

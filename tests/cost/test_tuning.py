@@ -1,5 +1,6 @@
 """Lines through measured times, steps predicted from parts, and the plan that is chosen."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -257,6 +258,18 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
     ]
     assert found.steps == sum(len(labels) * rounds * steps for labels, rounds, steps in made_up.asked)
     assert len(found.errors) == 3  # of xla and the promising
+
+
+@pytest.mark.parametrize("default", ["ddp:4MiB+pieces", "hierarchical:4MiB"])
+def test_two_plans_of_each_kind_are_learned_from(workload, monkeypatch, default):
+    """The default counts as one, so that no program is compiled that teaches nothing."""
+    made_up = MadeUp(monkeypatch, {})
+    monkeypatch.setattr(tuning, "default_of", lambda _: default)
+    made_up.plans |= {label: plan(label) for label in (default, *tuning._PROBES)}
+    made_up.labels |= {id(each): label for label, each in made_up.plans.items()}
+    learned = [row.label for row in tune(workload).rows if row.learned]
+    assert default in learned
+    assert Counter(made_up.plans[label].kind for label in learned) == {"one program": 2, "pieces": 2, "priority": 2}
 
 
 def test_a_default_that_nothing_beats_stays(workload, monkeypatch):
