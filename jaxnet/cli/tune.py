@@ -142,7 +142,7 @@ def _as_json(found: "Tuned") -> dict[str, Any]:
         "steps": found.steps,
         "rows": [row._asdict() for row in found.rows],
         "compute": {name: getattr(parts, name) for name in ("forward", "gradients", "step", "share")},
-        "learned": {kind: each._asdict() for kind, each in parts.learned.items()},
+        "learned": dict(parts.learned),
         "links": {name: {**curve.line._asdict(), "medians": dict(curve.medians)} for name, curve in curves.items()},
     }
 
@@ -155,8 +155,8 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
         f"computation alone: forward {parts.forward * 1e3:.1f} ms, gradients {parts.gradients * 1e3:.1f}, step "
         f"{parts.step * 1e3:.1f}; messages take {parts.share:.0%} of the processor while they travel"
     )
-    for kind, (wait, more) in parts.learned.items():
-        yield f"{kind}: a message beside computation waits {wait * 1e3:.1f} ms, a step takes {more * 1e3:.1f} ms more"
+    for kind, longer in parts.learned.items():
+        yield f"{kind}: a step takes {longer * 1e3:.1f} ms longer than its parts say"
     for (kind, axes), curve in parts.curves.items():
         yield f"{kind} over {'+'.join(axes)}: {_curve(curve.line)}"
     yield f"{'plan':<26} {'predicted ms':>12} {'measured ms':>12} {'off':>6}"

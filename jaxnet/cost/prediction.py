@@ -9,12 +9,11 @@
 3. A message leaves when backward has made all that is in it, and goes through the stages of its strategy's plan. Each
    link takes one stage at a time, in the order in which they come to it.
 4. While anything travels, computation gets less of the processor: by what messages were measured to take of it.
-5. What cannot be measured by itself is learned from a few steps that were timed (`calibrated`), for steps of one
-   program, in pieces and under `priority` each: how long a stage that begins beside computation waits for a thread, and
-   what a step takes longer whatever its messages, by packing and by what is not fused.
+5. What messages and computation cost each other beyond that cannot be measured by itself. It is learned from a few
+   steps that were timed (`calibrated`): how much longer a step takes, one number for steps of one program, in pieces
+   and under `priority` each.
 """
 
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,18 +46,6 @@ _ROUNDS, _STEPS = 3, 2
 _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
 
 
-class Learned(NamedTuple):
-    """What steps of one kind told; seconds.
-
-    Attributes:
-        wait: of a stage that begins beside computation.
-        more: of every step.
-    """
-
-    wait: float = 0.0
-    more: float = 0.0
-
-
 class Parts(NamedTuple):
     """What was measured of a workload on a mesh; seconds.
 
@@ -69,7 +56,7 @@ class Parts(NamedTuple):
         step: when parameters are updated.
         curves: of each way in which the plans send.
         share: of this host's processor time that messages take while they travel.
-        learned: by the kind of a plan; of one that is not in it, nothing.
+        learned: how much longer a step takes, by the kind of its plan; of one that is not in it, not at all.
     """
 
     forward: float
@@ -78,7 +65,7 @@ class Parts(NamedTuple):
     step: float
     curves: Mapping[Way, Curve]
     share: float
-    learned: Mapping[str, Learned] = MappingProxyType({})
+    learned: Mapping[str, float] = MappingProxyType({})
 
 
 # ---- From parts to a step -------------------------------------------------------------------------------
@@ -92,10 +79,12 @@ class Plan(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Steps of one kind are run alike: 'one program', 'pieces' or 'priority'."""
+        """Steps of one kind are run alike: 'one program', 'pieces', 'priority', or 'after backward', beside nothing."""
         if self.strategy.schedule == "priority":
             return "priority"
-        return "pieces" if self.pieces else "one program"
+        if self.pieces:
+            return "pieces"
+        return "after backward" if self.strategy.when in ("after", "xla") else "one program"
 
 
 class Sent(NamedTuple):
@@ -127,7 +116,7 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
     Raises:
         InputError: the strategy does not sum message by message, or in a way that was not measured.
     """
-    strategy, learned = plan.strategy, parts.learned.get(plan.kind, Learned())
+    strategy, longer = plan.strategy, parts.learned.get(plan.kind, 0.0)
     reducer = strategy.reducer or BY_XLA
     if not isinstance(reducer, Reducer) or reducer.message is None:
         raise InputError(
@@ -148,12 +137,12 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
         begins = [parts.gradients] * len(begins)
     # 2. Across the end of the step, or before it.
     if strategy.schedule == "priority":
-        steady = _steady(parts, begins, [sum(each for _, each in one) for one in stages], learned.wait)
+        steady = _steady(parts, begins, [sum(each for _, each in one) for one in stages])
         whole = [Sent(place, plans[place][-1], *span) for place, span in steady.travelled]
-        return PredictedStep(steady.seconds + learned.more, steady.computed, tuple(whole))
-    found = overlapped(parts.gradients, begins, stages, parts.share, learned.wait)
+        return PredictedStep(steady.seconds + longer, steady.computed, tuple(whole))
+    found = overlapped(parts.gradients, begins, stages, parts.share)
     update = max(found.computed, found.arrived)
-    ends = update + parts.step - parts.gradients + learned.more
+    ends = update + parts.step - parts.gradients + longer
     sent = [
         Sent(place, each, *span)
         for place, spans in enumerate(found.stages)
@@ -162,15 +151,14 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
     return PredictedStep(ends, ((0.0, found.computed), (update, ends)), tuple(sent))
 
 
-def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float], wait: float) -> SteadyStep:
+def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float]) -> SteadyStep:
     """Where messages cross a step's end: what is needed first is what backward gives last."""
     moments = [parts.forward, *rising(begins)]
     backward = [Timed(end - begin, sends=(place,)) for place, (begin, end) in enumerate(pairwise(moments))]
     whole = sum(seconds) or 1.0
     forward = [Timed(parts.forward * seconds[place] / whole, (place,)) for place in reversed(range(len(seconds)))]
     pieces = [*forward, *backward, Timed(parts.step - parts.gradients)]
-    longer = [each + wait for each in seconds]
-    return steady_step(Order(tuple(range(len(pieces))), by_priority(pieces, longer)), pieces, longer, parts.share)
+    return steady_step(Order(tuple(range(len(pieces))), by_priority(pieces, seconds)), pieces, seconds, parts.share)
 
 
 def between_slower_hosts(parts: Parts, times: float) -> Parts:
@@ -181,34 +169,21 @@ def between_slower_hosts(parts: Parts, times: float) -> Parts:
 
 # ---- Learned from steps that were timed ----------------------------------------------------------------
 
-_WAITS = (0.0, *np.geomspace(1e-4, 0.1, 50))
-
 
 def calibrated(parts: Parts, timed: Sequence[tuple[Plan, float]], workload: Workload) -> Parts:
-    """The same parts, with what makes predictions of the plans that were timed least wrong.
+    """The same parts, with how much longer steps take than predicted: for each kind, the median of those timed.
 
     Args:
         parts: as measured.
         timed: plans with the seconds of their step.
         workload: the same.
     """
-    found = {}
-    for kind in dict.fromkeys(plan.kind for plan, _ in timed):
-        own = [(plan, seconds) for plan, seconds in timed if plan.kind == kind]
-        found[kind] = _least_wrong(parts, kind, own, workload)
+    bare = parts._replace(learned={})
+    longer: dict[str, list[float]] = {}
+    for plan, seconds in timed:
+        longer.setdefault(plan.kind, []).append(seconds - predicted_step(bare, plan, workload).seconds)
+    found = {kind: max(0.0, float(np.median(each))) for kind, each in longer.items()}
     return parts._replace(learned={**parts.learned, **found})
-
-
-def _least_wrong(parts: Parts, kind: str, timed: Sequence[tuple[Plan, float]], workload: Workload) -> Learned:
-    best, least = Learned(), math.inf
-    for wait in map(float, _WAITS):
-        tried = parts._replace(learned={kind: Learned(wait)})
-        steps = [predicted_step(tried, plan, workload).seconds for plan, _ in timed]
-        more = max(0.0, float(np.median([seconds - step for step, (_, seconds) in zip(steps, timed, strict=True)])))
-        wrong = sum(abs(math.log((step + more) / seconds)) for step, (_, seconds) in zip(steps, timed, strict=True))
-        if wrong < least - 1e-9:
-            best, least = Learned(wait, more), wrong
-    return best
 
 
 # ---- Measured -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from jaxnet.cost.choice import described
 from jaxnet.cost.fit import Curve, Line
-from jaxnet.cost.prediction import Learned, Parts
+from jaxnet.cost.prediction import Parts
 from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError, error_text
 from jaxnet.files import read_object, record_of, replace
@@ -41,7 +41,7 @@ class _Kept(NamedTuple):
     step: float
     curves: Sequence[_Way]
     share: float
-    learned: dict[str, Learned]
+    learned: dict[str, float]
 
 
 def key_of(workload: Workload) -> str:
@@ -94,8 +94,7 @@ def as_json(parts: Parts) -> dict[str, Any]:
         | {"line": curve.line._asdict()}
         for (kind, axes), curve in parts.curves.items()
     ]
-    learned = {kind: each._asdict() for kind, each in parts.learned.items()}
-    return parts._asdict() | {"ready": list(parts.ready), "curves": curves, "learned": learned}
+    return parts._asdict() | {"ready": list(parts.ready), "curves": curves, "learned": dict(parts.learned)}
 
 
 def as_parts(said: object) -> Parts:

@@ -212,7 +212,6 @@ def overlapped(
     begins: Sequence[float],
     stages: Sequence[Sequence[tuple[str, float]]],
     share: float = 0.0,
-    wait: float = 0.0,
 ) -> Overlap:
     """When `work` seconds of computation are done, and when messages travel beside it.
 
@@ -221,7 +220,6 @@ def overlapped(
         begins: of each message, after how many of these seconds it may leave: of all, at the end.
         stages: of each message, the links that it takes one after the other, and for how many seconds.
         share: of the processor that what travels takes from computation.
-        wait: seconds by which a stage is longer that begins before all is computed.
 
     Message 1 is ready after 1 second while message 0 is on the near link, and its second stage waits for the far one:
 
@@ -229,8 +227,6 @@ def overlapped(
     Overlap(computed=2.0, arrived=8.0, stages=(((0.0, 2.0), (2.0, 5.0)), ((2.0, 4.0), (5.0, 8.0))))
     >>> overlapped(2, [1], [[("far", 2)]], share=0.5)  # the second half of the work takes twice as long
     Overlap(computed=3.0, arrived=3.0, stages=(((1.0, 3.0),),))
-    >>> overlapped(2, [1, 2], [[("far", 2)], [("far", 2)]], wait=0.5)
-    Overlap(computed=2.0, arrived=5.5, stages=(((1.0, 3.5),), ((3.5, 5.5),)))
     """
     coming = deque(sorted(range(len(begins)), key=begins.__getitem__))
     queues: dict[str, deque[tuple[int, int]]] = {}
@@ -250,7 +246,7 @@ def overlapped(
         for link, queue in queues.items():
             if queue and link not in left:
                 message, number = queue[0]
-                left[link] = stages[message][number][1] + (wait if done < work else 0.0)
+                left[link] = stages[message][number][1]
                 begun[link] = now
         if not left and done >= work:
             return Overlap(computed, arrived, tuple(map(tuple, spans)))

@@ -116,7 +116,7 @@ def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _
     seen = set()
     for label in _labels(workload, default, bucket_sizes):
         plan = plan_of(label, workload)
-        if plan.kind != "one program" and not several_programs:
+        if plan.kind in ("pieces", "priority") and not several_programs:
             continue
         reducer = plan.strategy.reducer
         messages = reducer.plan(workload.shapes, sizes).collectives if isinstance(reducer, Reducer) else ()

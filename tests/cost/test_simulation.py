@@ -149,14 +149,6 @@ def test_what_messages_take_of_the_processor_is_missing_to_computation(messages,
     assert computed <= 12 + share * travelling + 1e-9
 
 
-@given(st.lists(STAGES, min_size=1, max_size=4), st.integers(1, 4))
-def test_only_stages_beside_computation_wait(stages, wait):
-    begins = [0] * len(stages)
-    assert overlapped(0, begins, stages, wait=wait) == overlapped(0, begins, stages)
-    longer = [[(link, seconds + wait) for link, seconds in each] for each in stages]
-    assert overlapped(1000, begins, stages, wait=wait) == overlapped(1000, begins, longer)
-
-
 # ---- Hosts that fail ------------------------------------------------------------------------------------
 
 
