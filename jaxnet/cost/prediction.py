@@ -40,7 +40,7 @@ from jaxnet.parallel.priority import Order, SteadyStep, Timed, by_priority, stea
 Way = tuple[str, tuple[str, ...]]  # a kind of collective, and the axes over which it goes
 
 _CUTS = 3  # moments of backward that are timed
-_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
+_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 25)
 _TIMES = 5
 _ROUNDS, _STEPS = 3, 2
 _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
