@@ -141,7 +141,7 @@ def _as_json(found: "Tuned") -> dict[str, Any]:
         "default": found.default,
         "steps": found.steps,
         "rows": [row._asdict() for row in found.rows],
-        "compute": {name: getattr(parts, name) for name in ("forward", "gradients", "step", "share")},
+        "compute": {name: getattr(parts, name) for name in ("forward", "gradients", "step", "share", "launch")},
         "learned": dict(parts.learned),
         "links": {name: {**curve.line._asdict(), "medians": dict(curve.medians)} for name, curve in curves.items()},
     }
@@ -153,7 +153,8 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
     parts = found.parts
     yield (
         f"computation alone: forward {parts.forward * 1e3:.1f} ms, gradients {parts.gradients * 1e3:.1f}, step "
-        f"{parts.step * 1e3:.1f}; messages take {parts.share:.0%} of the processor while they travel"
+        f"{parts.step * 1e3:.1f}; messages take {parts.share:.0%} of the processor while they travel, "
+        f"and {parts.launch * 1e3:.2f} ms to launch"
     )
     for kind, longer in parts.learned.items():
         yield f"{kind}: a step takes {longer * 1e3:.1f} ms longer than its parts say"

@@ -8,7 +8,8 @@
 2. Every kind of collective of the plans is timed for several sizes, and fitted (`jaxnet.cost.fit`).
 3. A message leaves when backward has made all that is in it, and goes through the stages of its strategy's plan. Each
    link takes one stage at a time, in the order in which they come to it.
-4. While anything travels, computation gets less of the processor: by what messages were measured to take of it.
+4. While anything travels, computation gets less of the processor: by what messages were measured to take of it. Where a
+   step is several programs, each message costs computation the launch of one.
 5. What messages and computation cost each other beyond that cannot be measured by itself. It is learned from a few
    steps that were timed (`calibrated`): how much longer a step takes, one number for steps of one program, in pieces
    and under `priority` each.
@@ -56,6 +57,7 @@ class Parts(NamedTuple):
         step: when parameters are updated.
         curves: of each way in which the plans send.
         share: of this host's processor time that messages take while they travel.
+        launch: of the processor, for a program that sends next to nothing.
         learned: how much longer a step takes, by the kind of its plan; of one that is not in it, not at all.
     """
 
@@ -65,10 +67,14 @@ class Parts(NamedTuple):
     step: float
     curves: Mapping[Way, Curve]
     share: float
+    launch: float = 0.0
     learned: Mapping[str, float] = MappingProxyType({})
 
 
 # ---- From parts to a step -------------------------------------------------------------------------------
+
+
+SEVERAL_PROGRAMS = ("pieces", "priority")  # kinds of a plan
 
 
 class Plan(NamedTuple):
@@ -135,6 +141,11 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
         stages = [[("link", seconds(merged, workload.gradient_bytes))]]
     if strategy.schedule == "after":
         begins = [parts.gradients] * len(begins)
+    if plan.kind in SEVERAL_PROGRAMS:
+        for number, place in enumerate(sorted(range(len(begins)), key=begins.__getitem__)):
+            begins[place] += (number + 1) * parts.launch
+        launches = len(begins) * parts.launch
+        parts = parts._replace(gradients=parts.gradients + launches, step=parts.step + launches)
     # 2. Across the end of the step, or before it.
     if strategy.schedule == "priority":
         steady = _steady(parts, begins, [sum(each for _, each in one) for one in stages])
@@ -225,7 +236,9 @@ def measured_parts(workload: Workload, ways: Iterable[Way]) -> Parts:
     known = dict(zip(order, _between(sizes, cuts, [forward, *moments]), strict=True))
     ready = tuple(known[leaf] for leaf in range(len(order)))
     curves = {way: _curve(mesh, way, workload.gradient_bytes) for way in sorted(ways)}
-    return Parts(forward, ready, moments[-1], step, curves, _share(mesh, workload.gradient_bytes))
+    share = min(0.9, _processor_part(mesh, min(workload.gradient_bytes, _SIZES[2]))[0])
+    launch = _processor_part(mesh, _SIZES[0])[1]
+    return Parts(forward, ready, moments[-1], step, curves, share, launch)
 
 
 def _cuts(sizes: Sequence[int]) -> list[int]:
@@ -260,13 +273,15 @@ def _curve(mesh: Mesh, way: Way, total: int) -> Curve:
     return fitted(times)
 
 
-def _share(mesh: Mesh, total: int) -> float:
-    """What messages take of this process's cores while they travel; the largest of all processes."""
-    program = make_program(TRANSFERS["all_reduce"], AXES, min(total, 1 << 22), mesh)
+def _processor_part(mesh: Mesh, size: int) -> tuple[float, float]:
+    """What a message takes of a process's cores: as a part of its time, and in seconds; the most of all processes."""
+    program = make_program(TRANSFERS["all_reduce"], AXES, size, mesh)
     jax.block_until_ready(program.call(program.message))
     wait_for_all()
     begun, used = time.perf_counter(), time.process_time()
     for _ in range(_TIMES):
         jax.block_until_ready(program.call(program.message))
     seconds, used = time.perf_counter() - begun, time.process_time() - used
-    return min(0.9, float(gathered(np.array([used / (seconds * len(os.sched_getaffinity(0)))])).max()))
+    part = used / (seconds * len(os.sched_getaffinity(0)))
+    most = gathered(np.array([part, used / _TIMES])).max(0)
+    return float(most[0]), float(most[1])

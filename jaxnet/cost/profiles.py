@@ -41,6 +41,7 @@ class _Kept(NamedTuple):
     step: float
     curves: Sequence[_Way]
     share: float
+    launch: float
     learned: dict[str, float]
 
 
@@ -104,7 +105,7 @@ def as_parts(said: object) -> Parts:
         (way.kind, tuple(way.axes)): Curve({int(size): each for size, each in way.medians.items()}, way.line)
         for way in kept.curves
     }
-    return Parts(kept.forward, tuple(kept.ready), kept.gradients, kept.step, curves, kept.share, kept.learned)
+    return Parts(**kept._asdict() | {"ready": tuple(kept.ready), "curves": curves})
 
 
 def _entries(path: Path) -> dict[str, Any]:

@@ -17,7 +17,16 @@ import jax
 
 from jaxnet.comm import Reducer, platform_of
 from jaxnet.cost.choice import choose
-from jaxnet.cost.prediction import Parts, Plan, calibrated, measured_parts, predicted_step, travelling, ways_of
+from jaxnet.cost.prediction import (
+    SEVERAL_PROGRAMS,
+    Parts,
+    Plan,
+    calibrated,
+    measured_parts,
+    predicted_step,
+    travelling,
+    ways_of,
+)
 from jaxnet.cost.rounds import interleave
 from jaxnet.cost.shapes import byte_size
 from jaxnet.cost.step_bench import in_pieces, labelled_strategy, name_and_size
@@ -116,7 +125,7 @@ def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _
     seen = set()
     for label in _labels(workload, default, bucket_sizes):
         plan = plan_of(label, workload)
-        if plan.kind in ("pieces", "priority") and not several_programs:
+        if plan.kind in SEVERAL_PROGRAMS and not several_programs:
             continue
         reducer = plan.strategy.reducer
         messages = reducer.plan(workload.shapes, sizes).collectives if isinstance(reducer, Reducer) else ()

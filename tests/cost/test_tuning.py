@@ -166,6 +166,22 @@ def test_a_step_that_is_shorter_than_predicted_teaches_nothing(workload):
     assert calibrated(parts, [(each, 1.0)], workload).learned == {"one program": 0.0}
 
 
+@pytest.mark.parametrize(("label", "launches"), [("ddp:512KiB+pieces", 4), ("ddp:512KiB", 0), ("flat", 0)])
+def test_each_message_of_several_programs_is_launched(workload, label, launches):
+    """By computation, before it travels: eight gradients of a quarter of a MiB in four messages."""
+    parts = parts_of(workload, per_byte=0.0)
+    bare, launched = (predicted_step(parts._replace(launch=each), plan(label), workload) for each in (0.0, 0.01))
+    assert launched.seconds == pytest.approx(bare.seconds + launches * 0.01)
+    later = [after.begin - before.begin for after, before in zip(launched.sent, bare.sent, strict=True)]
+    assert later == pytest.approx([0.01 * (number + 1) if launches else 0.0 for number in range(len(later))])
+
+
+def test_a_launch_of_priority_takes_time_too(workload):
+    parts, each = parts_of(workload, per_byte=0.0), plan("priority:512KiB")
+    launched = predicted_step(parts._replace(launch=0.01), each, workload).seconds
+    assert launched == pytest.approx(predicted_step(parts, each, workload).seconds + 4 * 0.01)
+
+
 def test_what_an_older_version_has_measured_may_be_too_little(workload):
     parts = parts_of(workload)
     plans = candidates(workload, default_of(workload))
@@ -189,6 +205,7 @@ def test_parts_are_moments_in_order(workload):
     assert in_order[-1] == parts.gradients <= parts.step
     assert set(parts.curves) == ways
     assert 0 < parts.share <= 0.9
+    assert 0 < parts.launch < 1
     with pytest.raises(InputError, match="all-to-all are not timed"):
         measured_parts(workload, {("all-to-all", AXES)})
 
