@@ -4,8 +4,8 @@
     python -m benchmarks.matrix --out matrix.jsonl --fitting fitting.jsonl --page docs/results_accelerators.md
 
 Each cell is one `jaxnet plan --on ... --json` in a process of its own, because a compiler may end its process. Cells
-that are in the file are not made again, so the same command goes on after an interruption; all take hours. Needs the
-compilers: make compilers.
+that are in the file are not made again, but for those that failed, so the same command goes on after an interruption;
+all take hours. Needs the compilers: make compilers.
 """
 
 import argparse
@@ -210,7 +210,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{args.out} has no cells yet; make some first, without --page")
         args.page.write_text(page(rows, read_rows(args.fitting) if args.fitting else ()))
         return 0
-    there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in rows if row["jax"] == version()}
+    made = [row for row in rows if row["jax"] == version() and "error" not in row]
+    there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in made}
     wanted = cells(args.model or list(MODELS), args.on or CLUSTERS, args.strategy or list(STRATEGIES))
     with ThreadPoolExecutor(args.jobs) as pool, args.out.open("a") as out:
         for row in pool.map(compiled, [cell for cell in wanted if cell not in there]):

@@ -213,7 +213,7 @@ def _first(plans: Mapping[str, Plan], default: str) -> list[str]:
     """XLA's plan, the default, and as many probes as make two plans of each kind."""
     found = [BY_XLA, default]
     for label in _PROBES:
-        if label in plans and sum(plans[each].kind == plans[label].kind for each in found if each != BY_XLA) < 2:
+        if label in plans and sum(plans[each].kind == plans[label].kind for each in found) < 2:
             found.append(label)
     return found
 

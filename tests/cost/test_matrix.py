@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import fitting, matrix
+from benchmarks.compiling import read_rows
 from benchmarks.fitting import Need, largest_batch
 from jaxnet.errors import InputError
 
@@ -58,6 +59,17 @@ def test_cells_that_are_there_are_not_made_again(tmp_path, monkeypatch):
     command = ["--out", str(tmp_path / "m.jsonl"), "--model", "digits", "--on", "h100:2x8", "--strategy", "ddp"]
     assert matrix.main([*command, "--strategy", "xla"]) == matrix.main([*command, "--strategy", "zero"]) == 0
     assert [cell.strategy for cell in made] == ["ddp", "xla", "zero"]
+
+
+def test_a_cell_that_failed_is_made_again(tmp_path, monkeypatch):
+    """Such as one that a busy machine did not end in time; the page has what came of it last."""
+    answers = iter([{"error": "no end after 1800 s"}, {}])
+    monkeypatch.setattr(matrix, "compiled", lambda cell: {**ROW, **cell._asdict(), **next(answers)})
+    command = ["--out", str(tmp_path / "m.jsonl"), "--model", "digits", "--on", "h100:2x8", "--strategy", "ddp"]
+    assert [matrix.main(command) for _ in range(3)] == [0, 0, 0]
+    rows = read_rows(tmp_path / "m.jsonl")
+    assert [row.get("error") for row in rows] == ["no end after 1800 s", None]
+    assert "no end" not in matrix.page(rows)
 
 
 def test_a_page_has_a_line_for_each_cell(tmp_path):
