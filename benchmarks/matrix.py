@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,13 +210,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{args.out} has no cells yet; make some first, without --page")
         args.page.write_text(page(rows, read_rows(args.fitting) if args.fitting else ()))
         return 0
-    made = [row for row in rows if row["jax"] == version() and "error" not in row]
-    there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in made}
+    whole = [row for row in rows if row["jax"] == version() and "error" not in row]
+    there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in whole}
     wanted = cells(args.model or list(MODELS), args.on or CLUSTERS, args.strategy or list(STRATEGIES))
     with ThreadPoolExecutor(args.jobs) as pool, args.out.open("a") as out:
-        for row in pool.map(compiled, [cell for cell in wanted if cell not in there]):
-            print(json.dumps(row), file=out, flush=True)
-            print(json.dumps(row), flush=True)
+        for made in as_completed([pool.submit(compiled, cell) for cell in wanted if cell not in there]):
+            print(json.dumps(made.result()), file=out, flush=True)
+            print(json.dumps(made.result()), flush=True)
     return 0
 
 
