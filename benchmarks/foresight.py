@@ -20,7 +20,7 @@ A cell takes more than ten minutes on a core a host. Run nothing beside it.
 import argparse
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def work(model: str) -> None:
     if jax.process_index() == 0:
         found = {"tuned": tuned.best, "why": tuned.why, "default": tuned.default, "steps": tuned.steps}
         found |= {"learned": [row.label for row in tuned.rows if row.learned], "parts": as_json(tuned.parts)}
-        found |= {"predicted": predicted(1.0), "slower": {link: predicted(times) for link, times in _SLOWER.items()}}
+        found |= {"predicted": predicted(1.0), "slower": {link: predicted(slower) for link, slower in _SLOWER.items()}}
         print(json.dumps(found | {"once": once, "times": times}))
 
 
@@ -120,7 +120,7 @@ def _predictions(rows: Sequence[Row]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
     for title, row, predicted in _predicted(rows):
-        seconds = {label: statistics.mean(row["once"][label]) for label in predicted}
+        seconds = _timed(row, predicted)
         off = [abs(predicted[label] / seconds[label] - 1) for label in predicted]
         rank = spearmanr(list(predicted.values()), list(seconds.values()))[0]
         rounds = spearmanr(*zip(*(row["once"][label] for label in predicted), strict=True))[0]
@@ -142,13 +142,18 @@ def _predicted(rows: Sequence[Row]) -> Iterator[tuple[str, Row, dict[str, float]
             yield f"{row['cell']}, from {_FROM}", row, {label: faster["slower"][link][label] for label in row["once"]}
 
 
+def _timed(row: Row, labels: Iterable[str]) -> dict[str, float]:
+    """Seconds a step of these plans, over both rounds."""
+    return {label: statistics.mean(row["once"][label]) for label in labels}
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Every prediction beside its step, but for those that were learned from."""
     figure = new_figure(6, 5)
     axis = figure.subplots()
     all_ms: list[float] = []
     for index, (title, row, predicted) in enumerate(_predicted(rows)):
-        timed = [1e3 * statistics.mean(row["once"][label]) for label in predicted]
+        timed = [1e3 * seconds for seconds in _timed(row, predicted).values()]
         said = [1e3 * seconds for seconds in predicted.values()]
         style = curve_style(index)
         all_ms += [*timed, *said]

@@ -42,6 +42,7 @@ Way = tuple[str, tuple[str, ...]]  # a kind of collective, and the axes over whi
 
 _CUTS = 3  # moments of backward that are timed
 _SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 25)
+_SMALL, _LARGE = 1 << 16, 1 << 22  # messages whose part of the processor is measured: launched, and on their way
 _TIMES = 5
 _ROUNDS, _STEPS = 3, 2
 _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
@@ -236,8 +237,8 @@ def measured_parts(workload: Workload, ways: Iterable[Way]) -> Parts:
     known = dict(zip(order, _between(sizes, cuts, [forward, *moments]), strict=True))
     ready = tuple(known[leaf] for leaf in range(len(order)))
     curves = {way: _curve(mesh, way, workload.gradient_bytes) for way in sorted(ways)}
-    share = min(0.9, _processor_part(mesh, min(workload.gradient_bytes, _SIZES[2]))[0])
-    launch = _processor_part(mesh, _SIZES[0])[1]
+    share = min(0.9, _processor_part(mesh, min(workload.gradient_bytes, _LARGE))[0])
+    launch = _processor_part(mesh, _SMALL)[1]
     return Parts(forward, ready, moments[-1], step, curves, share, launch)
 
 
