@@ -7,7 +7,7 @@ longer exists is usually ignored in silence. So `verify` compares the plan with 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -68,22 +68,6 @@ class Check:
             f"{'+'.join(self.missing[0].axes)}); not planned but there: {got}"
         )
 
-    def knowing(self, traced: ClosedJaxpr) -> "Check":
-        """The same, knowing what the compiler was given: of equal collectives it makes one.
-
-        So two BatchNorms whose results are added have equal gradients of their biases.
-        """
-        surplus, missing, repeated = _repeats(traced.jaxpr), list[Collective](), list[int]()
-        for index, (collective, place) in enumerate(zip(self.planned, self.places, strict=True)):
-            if place is None:
-                message = (collective.kind, frozenset(collective.axes), collective.dtype, collective.elements)
-                if surplus[message] > 0:
-                    surplus[message] -= 1
-                    repeated.append(index)
-                else:
-                    missing.append(collective)
-        return replace(self, missing=tuple(missing), repeated=tuple(repeated))
-
     def _repeats(self) -> str:
         if not self.repeated:
             return ""
@@ -110,14 +94,18 @@ def _describe(found: FoundCollective) -> str:
     return f"{found.kind} of {arrays}{more}"
 
 
-def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int]) -> Check:
-    """Compare a compiled program with a plan (law L6). Of equal collectives a compiler makes one: see `Check.knowing`.
+def verify(
+    hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int], traced: ClosedJaxpr | None = None
+) -> Check:
+    """Compare a compiled program with a plan (law L6).
 
     Args:
         hlo: `jax.jit(f).lower(...).compile().as_text()`.
         planned: `as_sent(reducer.plan(shapes, axis_sizes).collectives, platform)`, and what else the step is known
             to send.
         axis_sizes: the mesh's `shape`, axes in the mesh's order.
+        traced: `jax.jit(f).trace(...).jaxpr`, where known. Of equal collectives a compiler makes one: so two BatchNorms
+            whose results are added have equal gradients of their biases. Without it such a one is missing.
     """
     planned = tuple(planned)
     found = tuple(collectives_in(hlo))
@@ -127,40 +115,66 @@ def verify(hlo: str, planned: Iterable[Collective], axis_sizes: Mapping[str, int
     for each in found:
         if len(each.arrays) == 1:
             left[_found_key(each, axis_sizes)].append(each)
-    missing, recoded = [], []
+    recoded: list[tuple[Collective, FoundCollective]] = []
     places: list[int | None] = [None] * len(planned)
     place_of = {id(each): place for place, each in enumerate(found)}
-    # 1. Of the same kind, members and message.
-    unmatched = []
-    for index, collective in enumerate(planned):
-        same = left[_planned_key(collective, axis_sizes, slice_size)]
-        message = (collective.dtype, collective.elements)
-        exact = next((each for each in same if _message(each, collective.size) == message), None)
-        if exact is None:
-            unmatched.append((index, collective))
-        else:
-            places[index] = place_of[id(exact)]
-            same.remove(exact)
-    # 2. Of what is left, the same message in other words.
-    for index, collective in sorted(unmatched, key=lambda each: -each[1].bytes):
-        same = left[_planned_key(collective, axis_sizes, slice_size)]
-        others = next(([each] for each in same if _in_other_words(collective, each)), [])
-        others = others or (_own_stages(collective, left, axis_sizes, slice_size) if slice_size > 1 else [])
-        if not others:
-            missing.append(collective)
-            continue
-        places[index] = place_of[id(others[0])]
-        recoded.append((collective, others[0]))
-        for each in others:
-            left[_found_key(each, axis_sizes)].remove(each)
+
+    # Those that the compiler may leave out come last: one of 1,024 elements would take the place of one of 1,000, which
+    # is filled up to that.
+    may_repeat = _that_may_repeat(planned, traced)
+    for indices in ([index for index in range(len(planned)) if index not in may_repeat], may_repeat):
+        # 1. Of the same kind, members and message.
+        unmatched = []
+        for index in indices:
+            collective = planned[index]
+            same = left[_planned_key(collective, axis_sizes, slice_size)]
+            message = (collective.dtype, collective.elements)
+            exact = next((each for each in same if _message(each, collective.size) == message), None)
+            if exact is None:
+                unmatched.append(index)
+            else:
+                places[index] = place_of[id(exact)]
+                same.remove(exact)
+        # 2. Of what is left, the same message in other words.
+        for index in sorted(unmatched, key=lambda index: -planned[index].bytes):
+            collective = planned[index]
+            same = left[_planned_key(collective, axis_sizes, slice_size)]
+            others = next(([each] for each in same if _in_other_words(collective, each)), [])
+            others = others or (_own_stages(collective, left, axis_sizes, slice_size) if slice_size > 1 else [])
+            if others:
+                places[index] = place_of[id(others[0])]
+                recoded.append((collective, others[0]))
+            for each in others:
+                left[_found_key(each, axis_sizes)].remove(each)
     rest = {id(each) for same in left.values() for each in same}
-    extra = tuple(each for each in found if len(each.arrays) != 1 or id(each) in rest)
-    return Check(planned, tuple(missing), found, extra, tuple(recoded), tuple(places))
+    without = [index for index, place in enumerate(places) if place is None]
+    return Check(
+        planned,
+        missing=tuple(planned[index] for index in without if index not in may_repeat),
+        found=found,
+        extra=tuple(each for each in found if len(each.arrays) != 1 or id(each) in rest),
+        recoded=tuple(recoded),
+        places=tuple(places),
+        repeated=tuple(index for index in without if index in may_repeat),
+    )
 
 
 # ---- Equal collectives in what a compiler is given -----------------------------------------------------------------
 
 _Message = tuple[str, frozenset[str], str, int]  # kind, axes, dtype, elements
+
+
+def _that_may_repeat(planned: Sequence[Collective], traced: ClosedJaxpr | None) -> list[int]:
+    """Of equal messages the places in the plan, the last ones, of as many as have the operands of an earlier one."""
+    repeats = _repeats(traced.jaxpr) if traced is not None else Counter[_Message]()
+    found = []
+    for index in reversed(range(len(planned))):
+        collective = planned[index]
+        message = (collective.kind, frozenset(collective.axes), collective.dtype, collective.elements)
+        if repeats[message] > 0:
+            repeats[message] -= 1
+            found.append(index)
+    return found[::-1]
 
 
 def _repeats(jaxpr: Jaxpr) -> Counter[_Message]:

@@ -147,7 +147,8 @@ class Experiment:
         trace = getattr(self.step, "trace", None)  # a step in pieces has none, and no two messages in a program
         if check.ok or trace is None:
             return check
-        return check.knowing(trace(self.layout.placed_shapes, self.batch_shapes).jaxpr)
+        traced = trace(self.layout.placed_shapes, self.batch_shapes).jaxpr
+        return verify(hlo, self.sends.collectives, self.mesh.shape, traced)
 
     def init(self) -> TrainState:
         """The state before the first step, made on the mesh."""

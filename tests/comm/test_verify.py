@@ -1,6 +1,8 @@
 """Plans and compiled programs: buckets stay buckets, schedules hold, and `verify` reports where they do not."""
 
 import re
+import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +198,7 @@ def test_equal_sums_are_one_in_the_program_and_none_is_missing():
     jaxpr, hlo = two_sums(same=True)
     check = comm.verify(hlo, [PLANNED] * 2, MESH_SIZES)
     assert len(check.found) == len(check.missing) == 1
-    check = check.knowing(jaxpr)
+    check = comm.verify(hlo, [PLANNED] * 2, MESH_SIZES, jaxpr)
     assert check.ok
     assert check.repeated == (1,)
     assert check.places == (0, None)
@@ -206,16 +208,34 @@ def test_equal_sums_are_one_in_the_program_and_none_is_missing():
 
 
 def test_a_message_that_waits_is_equal_all_the_same():
-    check = comm.verify("", [PLANNED] * 2, MESH_SIZES)
-    assert len(check.missing) == 2
-    assert check.knowing(two_sums(same=True, held=True)[0]).repeated == (0,)
-    assert check.knowing(two_sums(same=False, held=True)[0]).repeated == ()
+    assert len(comm.verify("", [PLANNED] * 2, MESH_SIZES).missing) == 2
+    assert comm.verify("", [PLANNED] * 2, MESH_SIZES, two_sums(same=True, held=True)[0]).repeated == (1,)
+    assert comm.verify("", [PLANNED] * 2, MESH_SIZES, two_sums(same=False, held=True)[0]).repeated == ()
 
 
 def test_unequal_sums_of_one_size_are_no_excuse_for_each_other():
     jaxpr, hlo = two_sums(same=False)
-    assert comm.verify(hlo, [PLANNED] * 2, MESH_SIZES).ok
-    check = comm.verify(hlo, [PLANNED] * 3, MESH_SIZES)
-    assert check.knowing(jaxpr).missing == check.missing == (PLANNED,)
-    only_two_are_equal = comm.verify(two_sums(same=True)[1], [PLANNED] * 3, MESH_SIZES)
-    assert only_two_are_equal.knowing(two_sums(same=True)[0]).missing == (PLANNED,)
+    assert comm.verify(hlo, [PLANNED] * 2, MESH_SIZES, jaxpr).ok
+    for traced in (None, jaxpr):
+        assert comm.verify(hlo, [PLANNED] * 3, MESH_SIZES, traced).missing == (PLANNED,)
+    jaxpr, hlo = two_sums(same=True)
+    assert comm.verify(hlo, [PLANNED] * 3, MESH_SIZES, jaxpr).missing == (PLANNED,)
+
+
+def test_what_is_left_out_takes_no_place_of_a_smaller_one_that_is_filled_up(monkeypatch):
+    """Between two slices of four chips: two equal sums of 1,024 elements are one, and one of 1,000 is filled up."""
+
+    def step(a, b):
+        return [lax.psum(each, "host") for each in (a, a, b)]
+
+    mapped = jax.shard_map(step, mesh=mesh(MESH_SIZES), in_specs=P("host"), out_specs=P())
+    jaxpr = jax.jit(mapped).trace(jnp.zeros(2 * 1024), jnp.zeros(2 * 1000)).jaxpr
+    planned = [comm.Collective("all-reduce", ("host",), 2, elements, "float32") for elements in (1024, 1024, 1000)]
+    arrays = (("float32", 1024),)
+    sent = comm.FoundCollective("all-reduce", frozenset(), arrays, 0, "", "", transport="dcn", partitions=4)
+    module = sys.modules["jaxnet.comm.verify"]  # the name in `comm` is that of the function
+    monkeypatch.setattr(module, "collectives_in", lambda hlo: [replace(sent, name=name) for name in ("a", "b")])
+    check = comm.verify("", planned, MESH_SIZES, jaxpr)
+    assert (check.missing, check.repeated, check.extra) == ((), (1,), ())
+    assert check.places == (0, None, 1)
+    assert [each.elements for each in comm.verify("", planned, MESH_SIZES).missing] == [1000]
