@@ -4,33 +4,40 @@ What lies there is run as a program: so nobody else may be able to write to it.
 """
 
 import contextlib
+import fcntl
 import hashlib
+import inspect
 import logging
 import os
 import platform
 import re
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, compiler, distributed
+from jax._src import cache_key, compilation_cache, compiler, distributed
 from jax._src.compilation_cache_interface import CacheInterface
 
+from jaxnet.checkpoints.lock import Owner
 from jaxnet.errors import InputError
 from jaxnet.files import is_unfinished, read_bounded, replace
 
 # ---- Compiled programs as files: each whole and as it was written, or not there -----------------------
 #
 # JAX writes its cache files in place and never checks them: a file cut short by a full disk or a kill stays for ever,
-# and a flipped bit is run as code. JAX lets only process 0 write, but on CPUs the key of a program holds the process,
-# so the others would find nothing. Replacing this needs JAX's private functions; no other file of jaxnet does that.
+# and a flipped bit is run as code. And on CPUs it compiles a program in every process: its key holds the process,
+# although the program is the same in all, and only process 0 writes. Replacing this needs JAX's private functions; no
+# other file of jaxnet does that.
 
 
 _SEAL_BYTES = hashlib.sha256().digest_size
 _log = logging.getLogger("jaxnet")
 _process_0_writes = compiler._cache_write
+_compiles = compiler._compile_and_write_cache
+_hash_topology = cache_key._hash_accelerator_config
 
 
 class CompiledFiles(CacheInterface):
@@ -64,21 +71,63 @@ class CompiledFiles(CacheInterface):
                 _log.warning("%s cannot be written: %s; a restart compiles again", self._path, error.strerror)
             self._told = True
 
+    @contextlib.contextmanager
+    def turn(self, key: str) -> Iterator[None]:
+        """Inside, no other process of this machine is inside for the same program.
+
+        The kernel lets the next one in where a process ends. Where files cannot be locked, nobody waits.
+        """
+        # Each machine has its own file, so that no file server keeps the lock of one that died.
+        path, file = self._path / f"{key[-_KEY_CHARACTERS:]}-{Owner.this(locked=False).boot}-lock", -1
+        try:
+            with contextlib.suppress(OSError):
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            if file >= 0:
+                with contextlib.suppress(OSError):
+                    path.unlink()  # whoever waits has it open; whoever comes later finds the program
+                os.close(file)
+
     def _file(self, key: str) -> Path:
         return self._path / f"{key}-cache"
 
 
 def is_program(name: str) -> bool:
     """Whether a file of this name is one of `CompiledFiles`, or what a kill has left of one."""
-    return name.endswith("-cache") or is_unfinished(name)
+    return name.endswith(("-cache", "-lock")) or is_unfinished(name)
 
 
-def use(store: CacheInterface | None) -> None:
+def use(store: CompiledFiles | None) -> None:
     """From now on JAX keeps its programs there; None: where its settings say."""
     compilation_cache.reset_cache()
     compiler._cache_write = _process_0_writes if store is None else _every_process_writes  # type: ignore[assignment]
+    compiler._compile_and_write_cache = _compiles if store is None else partial(_one_compiles, store)
+    cache_key._hash_accelerator_config = _hash_topology if store is None else _hash_devices  # type: ignore[assignment]
     if store is not None:
         compilation_cache._cache, compilation_cache._cache_initialized = store, True
+
+
+def _hash_devices(digest: Any, devices: Any) -> None:
+    """What a program is made for, the same in all processes; on CPUs JAX's own topology says which process asks."""
+    if any(device.platform != "cpu" for device in devices.flat):
+        _hash_topology(digest, devices)
+    else:
+        digest.update(repr([(device.device_kind, device.process_index) for device in devices.flat]).encode())
+
+
+def _one_compiles(store: CompiledFiles, backend: Any, *given: Any) -> Any:
+    """Compile a program that is not there, or wait until another process of this machine has, and take its.
+
+    On CPUs alone: processes with GPUs share out the trials of a program's kernels, and so must compile together.
+    """
+    if backend.platform != "cpu":
+        return _compiles(backend, *given)
+    _, devices, options, callbacks, name, key = given
+    with store.turn(key):
+        kept = compiler._cache_read(name, key, options, backend, devices, *([callbacks] if _READS_CALLBACKS else []))[0]
+        return _compiles(backend, *given) if kept is None else kept
 
 
 def _every_process_writes(key: str, seconds: float, name: str, backend: Any, executable: Any, *callbacks: Any) -> None:
@@ -90,6 +139,9 @@ def _every_process_writes(key: str, seconds: float, name: str, backend: Any, exe
 
 
 MOST_BYTES = 2 << 30
+
+_KEY_CHARACTERS = 64  # of a key, behind the program's name: SHA-256
+_READS_CALLBACKS = "host_callbacks" in inspect.signature(compiler._cache_read).parameters  # from JAX 0.12 on
 
 _A_MACHINE = re.compile(r".+-[0-9a-f]{12}")  # see `_machine`
 _DIRECTORY = "jax_compilation_cache_dir"
@@ -103,9 +155,9 @@ _SETTINGS: dict[str, object] = {
 def compile_cache(directory: Path) -> Iterator[None]:
     """Inside, JAX keeps what it compiles in `directory`, and takes from there what it compiled before.
 
-    Where a user has given JAX a directory of their own, that stays. On the CPU every process writes its own programs,
-    elsewhere process 0 those of all; hosts with other processors have places of their own, because the programs are
-    made for one.
+    Where a user has given JAX a directory of their own, that stays. On CPUs one process of a machine compiles what its
+    others run, too, and each what it runs alone; elsewhere each compiles, and process 0 writes. Hosts with other
+    processors have places of their own, because the programs are made for one.
 
     Raises InputError for a directory that cannot be made, belongs to another user, or that others can write to.
     """

@@ -1,4 +1,4 @@
-"""A restart compiles nothing on any process, although JAX lets process 0 alone write down what it compiled."""
+"""One process compiles what all run, and a restart compiles nothing on any of them, although JAX would on CPUs."""
 
 from pathlib import Path
 
@@ -36,6 +36,6 @@ def compiled(rank, directory):
 
 
 def test_no_process_of_a_restart_compiles(tmp_path):
-    for expected in (2, 0):
+    for expected in (3, 0):
         with Ranks(compiled, 2, str(tmp_path / "cache")) as ranks:
-            assert [len(names) for names in ranks.results()] == [expected, expected]
+            assert sum(len(names) for names in ranks.results()) == expected

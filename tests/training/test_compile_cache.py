@@ -1,6 +1,10 @@
 """A restart compiles nothing, and nothing that somebody else may have written is run."""
 
 import os
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -152,3 +156,45 @@ def test_a_directory_that_the_user_gave_to_jax_stays(tmp_path):
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert not (tmp_path / "cache").exists()
+
+
+def test_who_comes_second_waits_for_a_program_and_for_no_other(tmp_path):
+    store, entered, waits = CompiledFiles(tmp_path), threading.Event(), threading.Event()
+
+    def second():
+        waits.set()
+        with store.turn("a"):
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    with store.turn("a"):
+        thread.start()
+        assert waits.wait(10)
+        with store.turn("b"):
+            assert not entered.wait(0.1)
+    assert entered.wait(10)
+    thread.join()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_dies_lets_the_next_one_in(tmp_path):
+    hold = (
+        "import pathlib, sys, time; from jaxnet.training.compile_cache import CompiledFiles\n"
+        "with CompiledFiles(pathlib.Path(sys.argv[1])).turn('a'): print('inside', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "inside\n"
+        holder.kill()
+        with CompiledFiles(tmp_path).turn("a"):
+            assert holder.wait() == -signal.SIGKILL
+
+
+def test_where_files_cannot_be_locked_nobody_waits(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with CompiledFiles(tmp_path).turn("a"), CompiledFiles(tmp_path).turn("a"):
+        pass
+    with CompiledFiles(tmp_path / "not there").turn("a"):
+        pass
