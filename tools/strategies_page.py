@@ -25,7 +25,7 @@ _WHEN = {
     "during": "during backward, as soon as its gradients are there",
     "after": "after all of backward",
     "priority": "during backward and the next forward, what the next forward needs first",
-    "deferred": "summed in shards during backward, gathered in the next forward",
+    "deferred": "summed in shards, which the next forward gathers",
     "local": "every few steps, parameters instead of gradients",
 }
 _HEAD = """\
@@ -33,6 +33,9 @@ _HEAD = """\
 
 Written by `python tools/strategies_page.py`, from the strategies themselves. Choose one with `strategy=NAME`, set what
 it takes with `strategy=NAME:key=value`, and its bucket size with `bucket_bytes`.
+
+`strategy=NAME` takes other sizes than the function on some platforms: `hierarchical` buckets of 4 MiB on CPUs, `zero`
+of 25 MiB on GPUs and TPUs, `torus` and `halving_doubling` larger pieces there.
 
 The drawings show one message on two hosts of four devices: a row is a host. Devices in one outline add up, share out or
 gather with each other; an arrow is a message from one device to another; below stands what each device gives into the

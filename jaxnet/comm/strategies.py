@@ -1,4 +1,4 @@
-"""Parameters travel every so many steps, instead of gradients in each."""
+"""The named strategies: for each a function that returns it, with what travels, and when."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from jaxnet.comm.trees import rooted
 
 
 def xla() -> Strategy:
-    """XLA partitions the step and places the reduction: `jax.jit` over sharded batches, its defaults untouched."""
+    """XLA partitions the step and places the reduction: `jax.jit` over sharded batches, its collectives left alone."""
     return Strategy(None, name="xla", summary="XLA partitions jax.jit and combines all-reduces as it likes")
 
 
@@ -120,7 +120,7 @@ def mg_wfbp(
 def priority(bucket_bytes: int = 4 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
     """P3 and ByteScheduler: messages cross the end of the step, and what the next forward pass needs first goes first.
 
-    Forward begins layer by layer as its parameters arrive. Where a step is one program it is as `ddp`.
+    Forward begins layer by layer as its parameters arrive. In a step of one program messages travel during backward.
     """
     return Strategy(
         bucketed(all_reduce(*AXES), bucket_bytes),

@@ -122,7 +122,7 @@ class Figures:
 
     Attributes:
         label: the strategy as it was asked for.
-        schedule: 'during', 'after', 'deferred', or 'xla' where the compiler chooses.
+        schedule: 'during', 'after', 'priority', 'deferred', or 'xla' where the compiler chooses.
         step_ms: the whole step.
         min_ms: its fastest round.
         spread_percent: its slowest round less its fastest, as percent of the median.

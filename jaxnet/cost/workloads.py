@@ -1,6 +1,6 @@
 """What `jaxnet bench step` times: a model with its data, as the trainer's own step under any strategy.
 
-Four are built in, plain JAX functions whose gradients are worth sending. Any Config is another one
+Five are built in, plain JAX functions whose gradients are worth sending. Any Config is another one
 (`jaxnet.training.prepare.workload_of`).
 """
 

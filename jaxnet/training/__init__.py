@@ -1,1 +1,1 @@
-"""How a model is trained: here what a config names; `settings` checks it, `steps` computes, `run` does it."""
+"""A run, from its beginning to its summary: `trainer` tells it, `prepare` makes its parts, `loop` does its steps."""

@@ -191,7 +191,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The config that a run has written, as `settings.keys.flatten` gives it."""
+    """The config that a run has written, as `jaxnet.config.keys.flatten` gives it."""
     try:
         return read_object(path)
     except OSError as error:

@@ -31,7 +31,7 @@ _WHEN = {
     "during": "during backward",
     "after": "after backward",
     "priority": "during backward and the next forward",
-    "deferred": "scattered during backward, gathered in the next forward",
+    "deferred": "summed in shards, gathered in the next forward",
     "local": "every {every} steps",
 }
 
