@@ -21,7 +21,7 @@ from jaxnet.comm import (
     varying_axes,
 )
 from jaxnet.parallel.kernel_gradients import fast_kernel_gradients
-from jaxnet.parallel.state import TrainState, before_sum, divisor, scaled
+from jaxnet.parallel.state import TrainState, before_sum, divided, divisor, scaled
 from jaxnet.tasks.task import WEIGHT, Batch, LossFn, LossOutput, PyTree
 
 # ---- Gradients of one device's share of a batch, over one or several microbatches ---------------------
@@ -100,7 +100,7 @@ def per_weight(grads: PyTree, result: LossOutput) -> tuple[PyTree, LossOutput]:
         return grads, result
     weight = result.metrics[WEIGHT]
     metrics = {name: value / weight for name, value in result.metrics.items() if name != WEIGHT}
-    return jax.tree.map(lambda leaf: leaf / weight, grads), LossOutput(result.stats, metrics)
+    return divided(grads, weight), LossOutput(result.stats, metrics)
 
 
 def _parts(x: jax.Array, microbatches: int, groups: int) -> jax.Array:
@@ -300,7 +300,7 @@ def update_by_sum(
     """
 
     def update() -> TrainState:
-        grads, _ = per_weight(jax.tree.map(lambda total: total / count, unpack(sums)), result)
+        grads, _ = per_weight(divided(unpack(sums), count), result)
         return update_state(state, grads, result.stats, optimizer, average_decay)
 
     return update, per_weight((), result)[1].metrics

@@ -139,7 +139,7 @@ class Form(Protocol):
     def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """The optimizer with room in its state for what this form remembers."""
 
-    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool = False) -> Layout:
+    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation) -> Layout:
         """How a state of these shapes lies on the mesh between steps."""
 
     def step(self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout) -> Step:

@@ -38,7 +38,7 @@ class Layout:
         axes: the mesh axes over which shards follow each other.
         whole_shapes: of the whole state, without shardings.
         kinds: for each leaf of the state, its kind, as above.
-        ensemble: whether leaves lead with [members].
+        ensemble: whether leaves that are in shards lead with [members].
     """
 
     mesh: Mesh

@@ -47,7 +47,7 @@ from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, named_leaves
 from jaxnet.parallel.layout import Layout, copied_kinds
 from jaxnet.parallel.replicated import shard_mapped
 from jaxnet.parallel.state import TrainState
-from jaxnet.tasks.task import Batch, LossFn, PyTree
+from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 
 class Exchange(NamedTuple):
@@ -140,10 +140,10 @@ class LocalUpdate:
 
         return optax.GradientTransformation(init, update)
 
-    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool = False) -> Layout:
+    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation) -> Layout:
         """A copy on each device of all that an update changes."""
         del optimizer
-        return Layout(self.mesh, (), whole, copied_kinds(whole), ensemble)
+        return Layout(self.mesh, (), whole, copied_kinds(whole))
 
     def step(self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout) -> jax.stages.Wrapped:
         """One program for all steps, in which a round ends or not."""
@@ -157,12 +157,13 @@ class LocalUpdate:
 
     def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
         """The means at the end of a round, and the synchronous steps before; each counts as often as it runs."""
-        averaging, reducer = self.averaging, self.reducer()
-        end = exchanged(layout.whole_shapes, averaging, traffic.metrics + self.options.skip)
+        averaging, reducer, state = self.averaging, self.reducer(), layout.whole_shapes
+        end = exchanged(state, averaging, traffic.metrics + self.options.skip)
         means = reducer.plan(end, self.mesh.shape)
         gradients: tuple[Collective, ...] = ()
         if averaging.synchronous_steps:
-            gradients = reducer.plan(end._replace(optimizer=[]), self.mesh.shape).collectives
+            sent = exchanged(state, averaging, traffic.metrics + traffic.weighted)._replace(optimizer=[])
+            gradients = reducer.plan(sent, self.mesh.shape).collectives
         steps = traffic.total_steps
         shares = (averaging.synchronous_share(steps),) * len(gradients)
         shares += (averaging.averaging_share(steps),) * len(means.collectives)
@@ -186,23 +187,23 @@ def local_step(
     skips a step by itself; the metric `skipped` is the mean over devices where a round ends.
     """
     mean = _mean_over(devices, reducer)
-    counted = {} if skip is None else {SKIPPED: jnp.zeros(())}
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(state.key, state.step, batch["id"])
-        # A device that trains by itself takes the mean over its own weights.
-        grads, result = per_weight(*loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches))
+        grads, result = loss_gradient(loss_fn, state.params, state.stats, batch, keys, microbatches)
         synchronous = state.step < averaging.synchronous_steps
         ends = ~synchronous & ((state.step + 1) % averaging.every == 0)
-        own = jax.tree.map(_varying, Exchange(grads, result.stats, result.metrics | counted, []))
+        own = jax.tree.map(_varying, Exchange(grads, result.stats, result.metrics, []))
         if averaging.synchronous_steps:
             own = lax.cond(synchronous, mean, lambda exchange: exchange, own)
-        update = functools.partial(update_state, state, own.params, own.stats, optimizer, None)
+        # Of a device that trains by itself these are its own weights, else those of all.
+        grads, result = per_weight(own.params, LossOutput(own.stats, own.metrics))
+        update = functools.partial(update_state, state, grads, result.stats, optimizer, None)
         moves, found = synchronous, {}
         if skip is None:
-            state, metrics = update(), own.metrics
+            state, metrics = update(), result.metrics
         else:
-            state, metrics = skip(update, state, state.comm, own.params, own.metrics)
+            state, metrics = skip(update, state, state.comm, grads, result.metrics)
             moves, found = synchronous & (metrics[SKIPPED] == 0), {NOT_FINITE: metrics.pop(NOT_FINITE)}
         state, metrics = _round_end(state, metrics, ends, averaging, devices, mean)
         if average_decay is not None:

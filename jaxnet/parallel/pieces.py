@@ -11,7 +11,7 @@ Under the schedule 'priority' forward and the update are cut as well, and messag
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -37,11 +37,11 @@ from jaxnet.comm import (
     replicated_arrays,
 )
 from jaxnet.models import network_options
-from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import (
     SKIPPED,
     Metrics,
     example_keys,
+    guard_plan,
     loss_gradient,
     non_finite_in,
     one_message,
@@ -324,17 +324,12 @@ def crosses_steps(strategy: Strategy, mesh: Mesh) -> bool:
 
 
 @dataclass(frozen=True)
-class StepInPieces:
-    """See `Form`: all but the step is as in the replicated form.
+class StepInPieces(Replicated):
+    """See `Form`: the replicated form, but for the step.
 
     Raises:
         ValueError: the strategy does not sum gradients message by message.
     """
-
-    strategy: Strategy
-    mesh: Mesh
-    options: StepOptions
-    round_steps = 1
 
     def __post_init__(self) -> None:
         if not sums_by_message(self.strategy):
@@ -342,37 +337,15 @@ class StepInPieces:
                 f"strategy {self.strategy.label!r} does not sum gradients message by message, as mode 'pieces' does"
             )
 
-    @property
-    def _whole(self) -> Replicated:
-        return Replicated(self.strategy, self.mesh, replace(self.options, mode="shard_map"))
-
-    def agree_after(self, step: int) -> bool:
-        """Always: metrics are means over all devices."""
-        return self._whole.agree_after(step)
-
-    def reducer(self, params: PyTree) -> Reducer | None:
-        """As in the replicated form."""
-        return self._whole.reducer(params)
-
-    def sharded_params(self, params: PyTree) -> ShardedParams | None:
-        """None: the optimizer sees whole parameters."""
-        return self._whole.sharded_params(params)
-
-    def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The optimizer as it is."""
-        return optimizer
-
-    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool = False) -> Layout:
-        """The whole state on every device."""
-        return self._whole.layout(whole, optimizer, ensemble=ensemble)
-
-    def step(
-        self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout | None = None
-    ) -> PiecesStep:
+    def step(self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout) -> PiecesStep:
         """Several programs, used as a `jax.jit` function is."""
         del layout
         return PiecesStep(loss_fn, optimizer, self.strategy, self.mesh, self.options)
 
     def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
-        """As in the replicated form."""
-        return self._whole.plan(layout, traffic)
+        """As in one program, and where messages cross the end of a step, flags of what is not finite."""
+        plan = super().plan(layout, traffic)
+        if not (self.options.skip and self.strategy.schedule == "priority"):
+            return plan
+        flags = guard_plan(layout.whole_shapes.params, AXES, self.mesh.shape)
+        return plan._replace(collectives=plan.collectives + flags, shares=plan.shares + (1.0,) * len(flags))

@@ -43,7 +43,7 @@ from jaxnet.parallel.device_step import (
     mean_plan,
     one_message,
 )
-from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, named_leaves
+from jaxnet.parallel.form import Step, StepOptions, StepPlan, Traffic, named_leaves
 from jaxnet.parallel.hybrid import ShardedDense, hybrid_strategy, layers_plan, param_kinds
 from jaxnet.parallel.layout import OWN, Layout, cut_kinds
 from jaxnet.parallel.state import TrainState
@@ -100,36 +100,31 @@ class Replicated:
         assert reducer is None or isinstance(reducer, Reducer)
         return reducer
 
-    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool = False) -> Layout:
+    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation) -> Layout:
         """The whole state on every device, but for the kernels of cut layers."""
         kinds = jax.tree.map(lambda _: "whole", whole)
         if self.layers:
             kinds = cut_kinds(kinds, whole, optimizer, param_kinds(whole.params, self.layers))
-        return Layout(self.mesh, (), whole, kinds, ensemble)
+        return Layout(self.mesh, (), whole, kinds)
 
-    def step(
-        self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout | None = None
-    ) -> jax.stages.Wrapped:
+    def step(self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout) -> Step:
         """One program: gradients, their sum, the mean, the optimizer, the moving average."""
-        options, reducer = self.options, self.reducer(layout.whole_shapes.params if layout else None)
+        options, reducer = self.options, self.reducer(layout.whole_shapes.params)
         if reducer is None:
             step = global_step(
                 *(loss_fn, optimizer, mesh_size(self.mesh), options.microbatches, options.average_decay),
                 skip=Skip() if options.skip else None,
             )
-            return jitted(step, self.mesh, self.options.compiler)
-        cut_axes = layout.cut_axes if layout else ()
+            return jitted(step, self.mesh, options.compiler)
         step = device_step(
             *(loss_fn, optimizer, reducer.reduce, mesh_size(self.mesh) * options.ranks),
             *((DEVICE,) if options.mode == "pmap" else AXES, options.microbatches, options.average_decay),
             together=one_message(options.all_reduce),
-            skip=Skip(cut_axes) if options.skip else None,
+            skip=Skip(layout.cut_axes) if options.skip else None,
         )
         if options.mode == "pmap":
-            return pmapped(step, self.mesh, self.options.compiler)
-        everywhere = same_but_comm(PartitionSpec(), OWN)
-        specs = layout.specs if layout and cut_axes else everywhere
-        return shard_mapped(step, self.mesh, specs, self.options.compiler)
+            return pmapped(step, self.mesh, options.compiler)
+        return shard_mapped(step, self.mesh, layout.specs, options.compiler)
 
     def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
         """Gradients, then metrics and running averages, then what cut layers send."""

@@ -72,10 +72,10 @@ class ShardedUpdate:
         """The optimizer as it is."""
         return optimizer
 
-    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation, *, ensemble: bool = False) -> Layout:
+    def layout(self, whole: TrainState, optimizer: optax.GradientTransformation) -> Layout:
         """Parameters, their average and the optimizer's state in shards."""
         axes = self.shards.axes
-        return Layout(self.mesh, axes, whole, sharded_kinds(whole, optimizer, ensemble=ensemble), ensemble)
+        return Layout(self.mesh, axes, whole, sharded_kinds(whole, optimizer, ensemble=self.ensemble), self.ensemble)
 
     def step(self, loss_fn: LossFn, optimizer: optax.GradientTransformation, layout: Layout) -> jax.stages.Wrapped:
         """One program: gather, gradients, scatter, the optimizer on the shard."""

@@ -94,6 +94,9 @@ class CompiledFiles(CacheInterface):
         return self._path / f"{key}-cache"
 
 
+AWAITS_ITS_TURN = inspect.unwrap(CompiledFiles.turn).__code__
+
+
 def is_program(name: str) -> bool:
     """Whether a file of this name is one of `CompiledFiles`, or what a kill has left of one."""
     return name.endswith(("-cache", "-lock")) or is_unfinished(name)

@@ -139,7 +139,7 @@ class Experiment:
 
     def compiled(self, options: dict[str, str | bool] | None = None) -> jax.stages.Compiled:
         """The step, compiled for the mesh, with these compiler options besides its own."""
-        return self.lowered.compile(compiler_options=options)
+        return self.lowered.compile(compiler_options=options) if options else self.lowered.compile()
 
     def checked(self, hlo: str) -> Check:
         """What is planned beside what is in the text of the step's compiled program."""

@@ -155,7 +155,7 @@ def prepare(
             scaled=needs_scale(config.model),
             members=members,
         )
-        layout = form.layout(jax.eval_shape(make_first), optimizer, ensemble=members is not None)
+        layout = form.layout(jax.eval_shape(make_first), optimizer)
         check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
         step = form.step(step_loss(config, mode, layers), optimizer, layout)
         step = PacedStep(OptionsChecked(step) if options.compiler else step)

@@ -22,6 +22,7 @@ from jaxnet.cluster.start import Cluster, joined
 from jaxnet.cluster.told import told
 from jaxnet.config.run import WatchdogLimits
 from jaxnet.errors import say
+from jaxnet.training.compile_cache import AWAITS_ITS_TURN
 from jaxnet.training.observer import Dispatched, Observer
 from jaxnet.training.pacing import IN_FLIGHT
 
@@ -198,7 +199,6 @@ class Watchdog(Observer):
         self._steps = 0
         self._since: float | None = None  # the step before ended; later by what was not training
         self._stand = _Stand("start-up", 0, limits.other_seconds)
-        self._main = threading.get_ident()
         self._closed = threading.Event()
         shortest = min(limits.floor_seconds, limits.other_seconds)
         self._tick = min(shortest / 8, _LONGEST_TICK_SECONDS)
@@ -207,7 +207,6 @@ class Watchdog(Observer):
 
     def __enter__(self) -> Self:
         if self._limits.factor is not None:
-            self._main = threading.get_ident()
             self._thread.start()
             self._heartbeat.start()
         return self
@@ -262,7 +261,7 @@ class Watchdog(Observer):
 
     def _said(self) -> tuple[int, str]:
         """What the other ranks are told."""
-        return self._stand.step, COMPILING if self._is_compiling() else self._stand.what
+        return self._stand.step, COMPILING if _is_compiling() else self._stand.what
 
     def _watch(self) -> None:
         seen, spent, before = self._stand, 0.0, time.monotonic()
@@ -273,7 +272,7 @@ class Watchdog(Observer):
             passed, before = min(now - before, 2 * self._tick), now
             if self._stand is not seen:
                 seen, spent = self._stand, 0.0
-            elif not self._is_compiling():
+            elif not _is_compiling():
                 spent += passed
             if spent > seen.limit and (verdict := self._verdict(seen)) is not None:
                 faulthandler.dump_traceback(all_threads=True)
@@ -289,11 +288,11 @@ class Watchdog(Observer):
     def _gone(self) -> str | None:
         """Whom nothing is heard of any more, if this process, which saves nothing now, does not get on."""
         before = self._stand
-        if before.saves or self._is_compiling() or (gone := self._heartbeat.gone()) is None:
+        if before.saves or _is_compiling() or (gone := self._heartbeat.gone()) is None:
             return None
         if (now := self._stand) is not before:  # it had not begun to wait
             self._closed.wait(_STUCK_SECONDS)
-        stuck = self._stand is now and not now.saves and not self._closed.is_set() and not self._is_compiling()
+        stuck = self._stand is now and not now.saves and not self._closed.is_set() and not _is_compiling()
         return gone if stuck else None
 
     def _verdict(self, stand: _Stand) -> str | None:
@@ -301,13 +300,18 @@ class Watchdog(Observer):
         verdict = self._heartbeat.missing(stand.step)
         return None if verdict is None or self._stand is not stand or self._closed.is_set() else verdict
 
-    def _is_compiling(self) -> bool:
-        frame: FrameType | None = sys._current_frames().get(self._main)
-        while frame is not None:
-            if frame.f_code.co_filename.endswith(_COMPILER):
-                return True
-            frame = frame.f_back
-        return False
+
+def _is_compiling() -> bool:
+    """Whether a thread of this process compiles. One that waits for a program of another process does not."""
+    return any(_compiles(innermost) for innermost in sys._current_frames().values())
+
+
+def _compiles(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not AWAITS_ITS_TURN:
+        if frame.f_code.co_filename.endswith(_COMPILER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _end(line: str, status: int) -> NoReturn:

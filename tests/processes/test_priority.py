@@ -1,15 +1,19 @@
 """Messages that cross the end of a step: the numbers of the other schedules, on real processes."""
 
 import hashlib
+from dataclasses import replace
 
 import jax
 import numpy as np
 import optax
 import pytest
 
-from jaxnet import comm
+from jaxnet import Config, comm
 from jaxnet.comm import all_reduce, bucketed
+from jaxnet.data import Digits
+from jaxnet.models import CNN
 from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED
+from jaxnet.training.prepare import prepare
 from support import tiny
 from support.ranks import Ranks
 
@@ -112,3 +116,19 @@ def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_in_all():
     assert leaves > 0
     assert said[:3] == [[0.0, 0], [0.0, 0], [1.0, leaves]]
     assert sum(a != b for a, b in zip(bits[1], bits[2], strict=True)) == 1  # the count of steps
+
+
+def verified(rank, strategy):
+    """What the compiled programs lack of the plan, and what they have besides."""
+    config = Config(model=CNN(10, widths=(4, 8)), data=Digits(), epochs=1, batch_size=32, mode="pieces")
+    config = replace(config, strategy=strategy, bucket_bytes=BUCKET)
+    check = prepare(config, comm.make_mesh(2, jax.devices())).plan.verified().check
+    return len(check.planned), check.explain() if check.missing or check.extra else ""
+
+
+@pytest.mark.parametrize("strategy", ["priority", "ddp"])
+def test_the_plan_is_what_the_programs_send(strategy):
+    with Ranks(verified, 2, strategy, devices=1) as ranks:
+        for planned, otherwise in ranks.results():
+            assert planned > 3
+            assert not otherwise

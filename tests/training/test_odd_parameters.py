@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxnet import Config, comm
@@ -86,3 +87,14 @@ def test_the_plan_counts_what_the_backend_sends_of_bfloat16(strategy):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(plan.params)} == {"bfloat16"}
     sent = {collective["dtype"] for collective in plan.as_json()["planned"]}
     assert sent == ({"uint16", "float32"} if strategy == "bf16" else {"float32"})  # XLA:CPU widens
+
+
+def dtypes(tree):
+    return [leaf.dtype for leaf in jax.tree.leaves(tree)]
+
+
+def test_parameters_of_16_bits_go_with_a_loss_scale():
+    setup = tiny.setup(from_linen(Half()), "flat", (2, 2), optimizer=optax.adam(0.01), scaled=True, skip=True)
+    kinds = dtypes(setup.state)
+    state, _ = setup.step(setup.state, jax.device_put(tiny.batch(0), comm.split_by_example(setup.mesh)))
+    assert dtypes(state) == kinds

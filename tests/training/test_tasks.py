@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.config.run import Checkpoints, Config, Log
+from jaxnet.comm.strategies import post_local_sgd
+from jaxnet.config.run import Checkpoints, Config, Guard, Log
 from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
-from jaxnet.models import CNN
+from jaxnet.models import CNN, from_linen
 from jaxnet.optimizer import Optimizer
 from jaxnet.tasks import ImageClassification, Task
 from jaxnet.training.prepare import prepare
@@ -121,6 +122,7 @@ def alone():
         ((2, 2), {"strategy": "xla", "microbatches": 2}),
         ((1, 4), {"strategy": "flat", "mode": "pmap"}),
         ((1, 1), {"microbatches": 4}),
+        ((2, 2), {"strategy": post_local_sgd(4, synchronous_steps=8)}),
     ],
     ids=str,
 )
@@ -129,6 +131,21 @@ def test_every_word_counts_alike_wherever_it_lies(shape, changes, alone):
     curve, evaluation = losses(config(**changes), shape)
     np.testing.assert_allclose(curve, alone[0], rtol=1e-5)
     assert evaluation == pytest.approx(alone[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["flat", "xla", "zero", "post_local_sgd"])
+@pytest.mark.parametrize("skip", [True, False])
+def test_parameters_of_16_bits_stay_so_beside_weights(strategy, skip):
+    net = from_linen(Net())
+    half = net._replace(init=lambda *given: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), net.init(*given)))
+    changed = replace(config(strategy=strategy, guard=Guard(skip=skip)), model=half, optimizer=Optimizer("adamw"))
+    experiment = prepare(changed, comm.make_mesh(2, jax.devices()[:4]))
+    state, batches = experiment.init(), experiment.batches()
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(state)]
+    assert jnp.bfloat16 in kinds
+    state, _ = experiment.step(state, next(batches))
+    batches.close()
+    assert [leaf.dtype for leaf in jax.tree.leaves(state)] == kinds
 
 
 def test_metrics_are_those_of_a_plain_loop():
@@ -144,8 +161,9 @@ def test_metrics_are_those_of_a_plain_loop():
     assert found == pytest.approx({**means, "perplexity": math.exp(means["words"]), "examples": 21}, rel=1e-5)
 
 
-def test_the_plan_holds_the_metrics_and_the_weight():
-    experiment = prepare(config(strategy="flat"), comm.make_mesh(2, jax.devices()))
+@pytest.mark.parametrize("strategy", ["flat", post_local_sgd(4, synchronous_steps=8)], ids=str)
+def test_the_plan_holds_the_metrics_and_the_weight(strategy):
+    experiment = prepare(config(strategy=strategy), comm.make_mesh(2, jax.devices()))
     assert experiment.plan.verified().check.ok
     assert experiment.plan.verified().check.extra == ()
 

@@ -1,12 +1,15 @@
 """What the watchdog measures, and whom it names."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxnet.training.watchdog import Watchdog, WatchdogLimits, named_missing
+from jaxnet.training.compile_cache import compile_cache
+from jaxnet.training.watchdog import Watchdog, WatchdogLimits, _is_compiling, named_missing
 
 
 def seconds(monkeypatch, *times):
@@ -57,14 +60,38 @@ def test_no_step_no_note():
 
 
 def test_jax_compiles_where_the_watchdog_looks():
-    watchdog, found = Watchdog(WatchdogLimits()), []
-    sys.setprofile(lambda *_: found.append(watchdog._is_compiling()))
-    try:
-        jax.jit(lambda x: x * 3 + 1)(jnp.ones(3))
-    finally:
-        sys.setprofile(None)
+    found = []
+
+    def compiles():
+        sys.setprofile(lambda *_: found.append(_is_compiling()))
+        try:
+            jax.jit(lambda x: x * 3 + 1)(jnp.ones(3))
+        finally:
+            sys.setprofile(None)
+
+    compiles()
     assert any(found)
-    assert not watchdog._is_compiling()
+    found.clear()
+    with ThreadPoolExecutor(1) as pool:  # as a run compiles its step
+        pool.submit(compiles).result()
+    assert any(found)
+    assert not _is_compiling()
+
+
+def test_who_waits_for_a_program_of_another_process_does_not_compile(tmp_path, monkeypatch):
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def wait(*_):
+        begins.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr("fcntl.flock", wait)
+    with compile_cache(tmp_path), ThreadPoolExecutor(1) as pool:
+        done = pool.submit(lambda: jax.jit(lambda x: x * 5 + 1).lower(1.0).compile())
+        assert begins.wait(60)
+        assert not _is_compiling()
+        goes_on.set()
+        done.result()
 
 
 @pytest.mark.parametrize(
