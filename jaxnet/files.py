@@ -76,6 +76,11 @@ def regular(path: Path) -> os.stat_result:
     return found
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with its `~` or `~USER` as the directory for which it stands; as it is, where there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError
+
+
 def is_directory(path: Path) -> bool:
     """Whether there is a directory, or a link to one; False, too, where this user cannot look."""
     return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises where a directory above may not be entered

@@ -5,6 +5,7 @@ import json
 
 from jaxnet.command_line import Commands, given_path, threads
 from jaxnet.errors import printable
+from jaxnet.files import expanded
 
 _DATA_DESCRIPTION = "Prepare data sets for training, and verify them."
 
@@ -59,7 +60,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 
     options = {"allow_partial": args.allow_partial, "threads": args.threads}
     with Watching() as watch:
-        done = prepare_imagenet(args.manual_dir.expanduser(), args.data_dir, watch=watch, **options)
+        done = prepare_imagenet(expanded(args.manual_dir), args.data_dir, watch=watch, **options)
     for word, images in (("damaged and left out", done.damaged), ("converted to RGB JPEG", done.converted)):
         _list(f"{len(images):,} {word}", images)
     counts = ", ".join(f"{split} {count:,}" for split, count in done.examples.items())

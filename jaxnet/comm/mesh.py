@@ -26,12 +26,14 @@ def make_mesh(hosts: int | None = None, devices: Sequence[jax.Device] | None = N
         devices: default all of `jax.devices()`.
 
     Raises:
-        ValueError: the devices do not divide into `hosts` equal rows.
+        ValueError: the devices do not divide into `hosts` equal rows, or there are none.
 
     >>> dict(make_mesh(hosts=2, devices=jax.devices()[:8]).shape)
     {'host': 2, 'device': 4}
     """
     devices = list(jax.devices() if devices is None else devices)
+    if not devices:
+        raise ValueError("devices is empty; wanted at least one")
     slices, processes = {_slice(d) for d in devices}, {d.process_index for d in devices}
     platform, several = devices[0].platform, len(slices) > 1
     # XLA for TPUs sums along lines of the torus and over the whole slice, and refuses most other groups, such as the

@@ -121,7 +121,8 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
     """When a step computes and sends, and when it ends.
 
     Raises:
-        InputError: the strategy does not sum message by message, or in a way that was not measured.
+        InputError: the strategy does not sum message by message, or in a way that was not measured; there is one
+            device, which sends nothing.
     """
     strategy, longer = plan.strategy, parts.learned.get(plan.kind, 0.0)
     reducer = strategy.reducer or BY_XLA
@@ -129,10 +130,17 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
         raise InputError(
             f"strategy={strategy.label} is not predicted: it does not sum message by message; try ddp or hierarchical"
         )
+    if workload.mesh.size == 1:
+        raise InputError(f"strategy={strategy.label} is not predicted: one device sends nothing; take several")
     order, sizes = workload.order, workload.mesh.shape
     messages = messages_of(reducer, workload.shapes, sizes, order)
+
     # 1. When each message may leave, and for how long it takes which links.
-    seconds = lambda each, bytes_: parts.curves[each.kind, each.axes].seconds(bytes_)  # noqa: E731
+    def seconds(each: Collective, bytes_: int) -> float:
+        if (curve := parts.curves.get((each.kind, each.axes))) is None:
+            raise InputError(f"strategy={strategy.label} is not predicted: its {each.kind} was not measured")
+        return curve.seconds(bytes_)
+
     plans = [travelling(sent, sizes) for sent in messages.collectives(sizes)]
     stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent] for sent in plans]
     begins = [max(parts.ready[order[piece.leaf]] for piece in bucket.pieces) for bucket in messages.buckets.buckets]

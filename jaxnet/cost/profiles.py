@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxnet.cost.choice import described
 from jaxnet.cost.fit import Curve, Line
 from jaxnet.cost.prediction import Parts
@@ -46,11 +48,15 @@ class _Kept(NamedTuple):
 
 
 def key_of(workload: Workload) -> str:
-    """What a measurement depends on, in words: the model and its batch, the mesh, the processor, the version of JAX."""
-    shapes = repr([(leaf.shape, str(leaf.dtype)) for leaf in workload.shapes])
+    """What a measurement depends on, in words: the model and its batch, the mesh, the processor, the version of JAX.
+
+    Of the model a digest stands for its shapes, those of its examples, and its settings.
+    """
+    leaves = [*workload.shapes, *jax.tree.leaves(workload.global_batch)]
+    model = repr([(leaf.shape, str(leaf.dtype)) for leaf in leaves]) + workload.settings
     return ", ".join(
         [
-            f"{workload.name} of {hashlib.sha256(shapes.encode()).hexdigest()[:8]}",
+            f"{workload.name} of {hashlib.sha256(model.encode()).hexdigest()[:8]}",
             f"batch {workload.batch}",
             described(workload.mesh),
             f"{len(os.sched_getaffinity(0))} cores of {_processor()}",

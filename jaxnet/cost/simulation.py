@@ -315,5 +315,5 @@ def upkeep(hosts: int, between_failures: float, save: float, restart: float) -> 
     """
     mean = between_failures / hosts
     interval = math.sqrt(2 * save * mean)
-    lost = save / interval + (interval / 2 + restart) / mean
+    lost = interval / mean + restart / mean  # both parts of the sum are equal
     return Upkeep(interval, 1 / (1 + lost))

@@ -106,9 +106,15 @@ def full_step(workload: Workload, strategy: Strategy, *, pieces: bool = False) -
     """
     if pieces:
         check_pieces(strategy, workload.mesh)
-    crosses = crosses_steps(strategy, workload.mesh)
-    mode: Mode = "pieces" if pieces or crosses else "jit" if strategy.kind == "xla" else "shard_map"
-    return _compiled(workload, workload.prepare(strategy, mode, all_reduce), crosses)
+    mode = mode_of(strategy, workload.mesh, pieces=pieces)
+    return _compiled(workload, workload.prepare(strategy, mode, all_reduce), crosses_steps(strategy, workload.mesh))
+
+
+def mode_of(strategy: Strategy, mesh: Mesh, *, pieces: bool = False) -> Mode:
+    """The mode of a step that is timed: several programs on demand, or where messages cross its end."""
+    if pieces or crosses_steps(strategy, mesh):
+        return "pieces"
+    return "jit" if strategy.kind == "xla" else "shard_map"
 
 
 def check_pieces(strategy: Strategy, mesh: Mesh) -> None:

@@ -30,7 +30,7 @@ from jaxnet.cost.prediction import (
 from jaxnet.cost.rounds import interleave
 from jaxnet.cost.shapes import byte_size
 from jaxnet.cost.step_bench import in_pieces, labelled_strategy, name_and_size
-from jaxnet.cost.steps import TimedProgram, full_step
+from jaxnet.cost.steps import TimedProgram, full_step, mode_of
 from jaxnet.cost.workloads import Workload
 from jaxnet.parallel.pieces import crosses_steps
 
@@ -100,7 +100,8 @@ def settings(label: str) -> str:
 
 def default_of(workload: Workload) -> str:
     """The label of what `strategy=auto` is there. All processes call it."""
-    return choose(workload.mesh, workload.gradient_bytes).label
+    label = choose(workload.mesh, workload.gradient_bytes).label
+    return label if is_allowed(plan_of(label, workload), workload) else label.removesuffix("+pieces")
 
 
 def plan_of(label: str, workload: Workload) -> Plan:
@@ -108,8 +109,13 @@ def plan_of(label: str, workload: Workload) -> Plan:
     return Plan(labelled_strategy(label, platform=platform_of(workload.mesh)), in_pieces(label))
 
 
+def is_allowed(plan: Plan, workload: Workload) -> bool:
+    """Whether the model of a workload goes with a plan."""
+    return workload.allows(plan.strategy, mode_of(plan.strategy, workload.mesh, pieces=plan.pieces))
+
+
 def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _SIZES) -> dict[str, Plan]:
-    """Plans by label, each once; XLA's own first, then the default.
+    """Plans that the model goes with, by label, each once; XLA's own first, then the default.
 
     Under `xla` BatchNorm's statistics are those of all devices: it is timed all the same, as what others are compared
     with.
@@ -125,7 +131,7 @@ def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _
     seen = set()
     for label in _labels(workload, default, bucket_sizes):
         plan = plan_of(label, workload)
-        if plan.kind in SEVERAL_PROGRAMS and not several_programs:
+        if (plan.kind in SEVERAL_PROGRAMS and not several_programs) or not is_allowed(plan, workload):
             continue
         reducer = plan.strategy.reducer
         messages = reducer.plan(workload.shapes, sizes).collectives if isinstance(reducer, Reducer) else ()
@@ -190,7 +196,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     learned: list[str] = []
     if kept is not None and is_enough(kept, plans, workload):
         parts = kept
-        time([BY_XLA, default], *_FIRST)
+        time(_compared(plans, default), *_FIRST)
     else:
         parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
         time(_first(plans, default), *_FIRST)
@@ -211,11 +217,16 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
 
 def _first(plans: Mapping[str, Plan], default: str) -> list[str]:
     """XLA's plan, the default, and as many probes as make two plans of each kind."""
-    found = [BY_XLA, default]
+    found = _compared(plans, default)
     for label in _PROBES:
         if label in plans and sum(plans[each].kind == plans[label].kind for each in found) < 2:
             found.append(label)
     return found
+
+
+def _compared(plans: Mapping[str, Plan], default: str) -> list[str]:
+    """What all others are compared with: XLA's plan, where it is one, and the default."""
+    return [label for label in (BY_XLA, default) if label in plans]
 
 
 def _fastest(seconds: Mapping[str, float], workload: Workload, default: str) -> str:
@@ -246,4 +257,4 @@ def _why(best: str, default: str, seconds: Mapping[str, float]) -> str:
     elif others := seconds.keys() - {default, BY_XLA}:
         rival = min(others, key=seconds.__getitem__)
         said += f", {rival} {seconds[rival] * 1e3:.1f} is not surely faster"
-    return said if best == BY_XLA else f"{said}, xla {seconds[BY_XLA] * 1e3:.1f}"
+    return said if best == BY_XLA or BY_XLA not in seconds else f"{said}, xla {seconds[BY_XLA] * 1e3:.1f}"

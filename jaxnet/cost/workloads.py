@@ -61,6 +61,8 @@ class Workload:
         loss_fn: a mean over examples, as the trainer minimizes it.
         prepare: `prepare(strategy, mode, all_reduce)`: the trainer's step; `all_reduce` sums its metrics.
         global_batch: examples of all hosts, on the mesh.
+        allows: whether the model goes with a strategy in this mode; all do by default.
+        settings: what else the time of a step depends on, in words.
     """
 
     name: str
@@ -71,6 +73,8 @@ class Workload:
     loss_fn: LossFn
     prepare: PrepareFn
     global_batch: Batch
+    allows: Callable[[Strategy, Mode], bool] = lambda strategy, mode: True
+    settings: str = ""
 
     @property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:

@@ -20,6 +20,7 @@ from PIL import Image
 from jaxnet.data.source import Blank, Source, require_split
 from jaxnet.data.tfds import TFDS, data_directory, find_builder, is_prepared
 from jaxnet.errors import InputError
+from jaxnet.files import expanded
 
 # ---- The IDX format -------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class FashionMNIST:
         return TFDS(_NAME, data_dir=self.data_dir).blank()
 
     def _files(self) -> Path:
-        directory = Path(self.idx_dir).expanduser() if self.idx_dir else _DEBIAN
+        directory = expanded(self.idx_dir) if self.idx_dir else _DEBIAN
         if not directory.is_dir():
             raise InputError(
                 f"Fashion-MNIST is neither prepared in {data_directory(self.data_dir)} nor in {directory}. "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 from zlib import crc32
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from jaxnet.data.source import require_split
 from jaxnet.errors import InputError
+from jaxnet.files import expanded
 from jaxnet.limits import Fraction, Limit
 
 PADDING = -1
@@ -82,7 +82,7 @@ class Text:
     def load(self, split: str) -> TextSource:
         """Return 'train' or 'test', in memory."""
         require_split(split)
-        path = Path(self.path).expanduser()
+        path = expanded(self.path)
         try:
             text = np.frombuffer(path.read_bytes(), np.uint8)
         except OSError as error:

@@ -24,6 +24,7 @@ from jaxnet.data.arrays import Arrays, ItemRows
 from jaxnet.data.png import require_all_rows
 from jaxnet.data.source import PILLOW_MODES, ArraySource, Blank, Source, require_labels, to_mode
 from jaxnet.errors import InputError, one_line
+from jaxnet.files import expanded
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -144,7 +145,7 @@ _NAME = re.compile(r"\w+(/[\w.+-]+)?(:[\d*]+\.[\d*]+\.[\d*]+)?")
 
 def data_directory(data_dir: str | None) -> Path:
     """Return where prepared data sets are: `data_dir`, or TFDS's own default."""
-    return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    return expanded(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
 
 def find_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:

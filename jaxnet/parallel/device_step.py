@@ -177,7 +177,7 @@ def non_finite(metrics: Mapping[str, jax.Array], grads: PyTree, axes: tuple[str,
     """
     with jax.named_scope("guard"):
         sums = [sum(metrics.values()), *(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(grads))]
-        if not axes:
+        if not axes or not sums[1:]:
             return ~jnp.isfinite(jnp.stack(sums))
         # Parts differ by device; metrics do not.
         parts = ~jnp.isfinite(jnp.stack(sums[1:]))

@@ -33,7 +33,7 @@ Transposed = Literal["inputs", "gradient", "neither"]
 _FEW_ROWS = 512  # with fewer, a transposed copy takes longer than it saves
 _WIDE_INPUTS, _WIDE_GRADIENT = 128, 512
 _MUCH_WIDER = 4
-_PROGRAMS = ("jit", "scan", "while", "cond", "checkpoint")
+_PROGRAMS = ("jit", "scan", "while", "cond", "remat2")  # the last is jax.checkpoint
 
 
 def fast_kernel_gradients(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

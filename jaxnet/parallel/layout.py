@@ -196,8 +196,10 @@ def _follows_cut(optimizer: optax.GradientTransformation, params: PyTree, cut: P
     for kind in {"rows", "columns"}.intersection(jax.tree.leaves(cut)):
         cuts = [own == kind for own in jax.tree.leaves(cut)]
         leaves, tree = jax.tree.flatten(params)
+        # Another length of as many dims: an optimizer may treat kernels otherwise than biases.
         longer = [
-            leaf.update(shape=(leaf.size + 1,)) if here else leaf for leaf, here in zip(leaves, cuts, strict=True)
+            leaf.update(shape=(*leaf.shape[:-1], leaf.shape[-1] + 1)) if here else leaf
+            for leaf, here in zip(leaves, cuts, strict=True)
         ]
         after = jax.tree.leaves(jax.eval_shape(optimizer.init, jax.tree.unflatten(tree, longer)))
         changed = [a.shape != b.shape for a, b in zip(jax.tree.leaves(before), after, strict=True)]

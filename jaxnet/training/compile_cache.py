@@ -23,7 +23,7 @@ from jax._src.compilation_cache_interface import CacheInterface
 
 from jaxnet.checkpoints.lock import Owner
 from jaxnet.errors import InputError
-from jaxnet.files import is_unfinished, read_bounded, replace
+from jaxnet.files import expanded, is_unfinished, read_bounded, replace
 
 # ---- Compiled programs as files: each whole and as it was written, or not there -----------------------
 #
@@ -184,7 +184,7 @@ def compile_cache(directory: Path) -> Iterator[None]:
 
 def beside(workdir: Path, given: str) -> Path:
     """The directory that `given` names from `workdir`; InputError if the run itself lies in it."""
-    directory = workdir / Path(given).expanduser()
+    directory = workdir / expanded(given)
     there = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError for a loop of links
     if Path(os.path.realpath(workdir)).is_relative_to(there):
         raise InputError(

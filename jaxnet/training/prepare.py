@@ -34,6 +34,7 @@ from jaxnet.comm import (
 )
 from jaxnet.config.check import check_config
 from jaxnet.config.fit import bytes_of, check_batch, check_fit, check_norm, check_parameters
+from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
 from jaxnet.config.strategy import strategy_of
 from jaxnet.cost.choice import Choice, choose, kept_for, measures
@@ -93,7 +94,7 @@ def prepare(
     processes = join(config, mesh)
     mesh, ranks, across = processes.mesh, 1, None
     if config.transport == "mpi":
-        ranks, all_reduce, across = _ranks(mesh), mpi_all_reduce, mpi_all_reduce
+        ranks, all_reduce, across = _ranks(), mpi_all_reduce, mpi_all_reduce
 
     # ---- Data: shapes of a batch, number of steps ----------------------------------------------------------
     if source is not None:
@@ -178,10 +179,8 @@ def _choice(processes: ProcessGroup, gradient_bytes: int, kept: Callable[[], Any
     return found or choose(mesh, gradient_bytes)
 
 
-def _ranks(mesh: Mesh) -> int:
-    """Processes that MPI joins, each with a mesh such as this one."""
-    if mesh.shape[HOST] != 1:
-        raise InputError(f"transport=mpi takes a mesh of one host in each process, and this has {mesh.shape[HOST]}")
+def _ranks() -> int:
+    """Processes that MPI joins, each with a mesh of its own."""
     try:
         return int(mpi_world().size)
     except (ImportError, RuntimeError) as error:
@@ -233,10 +232,28 @@ def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
         own = dataclasses.replace(config, strategy=strategy, mode=mode, bucket_bytes=None)
         return prepare(own, mesh, source=source, all_reduce=sums)
 
+    def allows(strategy: Strategy, mode: Any) -> bool:
+        try:
+            check_config(dataclasses.replace(config, strategy=strategy, mode=mode, bucket_bytes=None))
+        except InputError:
+            return False
+        return True
+
     plain = under("flat", "shard_map", all_reduce)
     with closing(plain.batches()) as batches:
         batch = next(batches)
     loss = step_loss(config, "shard_map", ())
     order = tuple(plain.form.options.order or ())
     params = plain.layout.whole_shapes.params
-    return Workload(name, config.batch_size // mesh.shape[HOST], mesh, params, order, loss, under, batch)
+    timed = {key: value for key, value in flatten(config).items() if key.startswith(_TIMED)}
+    return Workload(
+        *(name, config.batch_size // mesh.shape[HOST], mesh, params, order, loss, under, batch, allows),
+        settings=repr(timed),
+    )
+
+
+# Keys of a config that the time of a step depends on, beside its strategy; groups by the names that they begin with.
+_TIMED = (
+    *("model", "task", "optimizer", "ensemble", "microbatches", "batch_norm", "average_decay", "guard.skip"),
+    *("shard_dense", "compiler_options"),
+)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxnet.checkpoints import Consensus
 from jaxnet.cluster.agreement import check_agreement, code_digests
 from jaxnet.cluster.start import Cluster, start, start_by_mpi
-from jaxnet.comm import make_mesh, mpi_world
+from jaxnet.comm import HOST, make_mesh, mpi_world
 from jaxnet.config.keys import to_json
 from jaxnet.config.run import Config
 from jaxnet.data import Shard
@@ -98,14 +98,18 @@ class ProcessGroup(NamedTuple):
 def join(config: Config, mesh: Mesh | None = None) -> ProcessGroup:
     """Join the processes, check that all run the same, and lay the mesh over their devices.
 
-    With a `mesh`, of devices that exist or that are only compiled for, nothing is joined: the group is what JAX knows.
+    With a `mesh`, of devices that exist or that are only compiled for, the group is what JAX knows, or MPI.
     """
-    if mesh is not None:
-        alone = Cluster(jax.process_index(), jax.process_count())
-        return ProcessGroup(alone, mesh, Shard(alone.process_index, alone.process_count))
-    cluster = start_by_mpi(mpi_world) if config.transport == "mpi" else start()
-    check_agreement(cluster, fingerprint(config))
-    return ProcessGroup(cluster, mesh_of(config), Shard(cluster.process_index, cluster.process_count))
+    if config.transport == "mpi":
+        if mesh is not None and mesh.shape[HOST] != 1:
+            raise InputError(f"transport=mpi takes a mesh of one host in each process, and this has {mesh.shape[HOST]}")
+        cluster = start_by_mpi(mpi_world)
+    else:
+        cluster = start() if mesh is None else Cluster(jax.process_index(), jax.process_count())
+    if mesh is None:
+        check_agreement(cluster, fingerprint(config))
+        mesh = mesh_of(config)
+    return ProcessGroup(cluster, mesh, Shard(cluster.process_index, cluster.process_count))
 
 
 def mesh_of(config: Config) -> Mesh:

@@ -75,8 +75,8 @@ class ProfileWindow(Observer):
         self._annotation: jax.profiler.StepTraceAnnotation | None = None
 
     def before_step(self, step: int) -> None:
-        """Begin the trace where the window begins."""
-        if step == self._first and self._last >= self._first:
+        """Begin the trace where the window begins; one that runs goes on if the run has gone back to before."""
+        if step == self._first <= self._last and not self._running:
             self._running = self._managed(lambda: jax.profiler.start_trace(str(self._directory)))
         if self._running:
             self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)

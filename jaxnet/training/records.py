@@ -227,7 +227,8 @@ class MetricsWriter(Observer):
         """One line: step, split, then `values`; the numbers among them also go to TensorBoard as `split/name`."""
         self._lines.append((as_json({"step": step, "split": split, **values}) + "\n").encode())
         if self._board is not None:
-            self._board.write(step, {f"{split}/{name}": value for name, value in values.items()})
+            numbers = {f"{split}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+            self._board.write(step, numbers)
 
     def close(self) -> None:
         """Close the files."""

@@ -151,7 +151,8 @@ class Comparison:
             for name in ("steps", *_metrics(self.summaries), *_COLUMNS):
                 row[name] = summary.get(name)
                 if name in ("examples_per_second", "wire_bytes_per_step"):
-                    row[f"{name} ratio"] = summary[name] / first[name] if first.get(name) else None
+                    both = row[name] is not None and first.get(name)
+                    row[f"{name} ratio"] = row[name] / first[name] if both else None
             for axis in dict.fromkeys(axis for each in self.summaries.values() for axis in _by_axis(each)):
                 row[f"wire_bytes over {axis}"] = _by_axis(summary).get(axis, 0) if _by_axis(summary) else None
             if summary.get("loss") is not None and first.get("loss") is not None:

@@ -7,12 +7,14 @@ A run that is continued goes on in the same W&B or MLflow run, whose name stands
 while a run trains, that is said once, and training goes on without it: metrics.jsonl has everything.
 """
 
+import functools
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from jaxnet.errors import InputError, one_line
@@ -53,14 +55,21 @@ def tracking(
                 raise InputError(f"log.trackers={name}: {one_line(error)}: pip install 'jaxnet[{name}]'") from error
             except Exception as error:  # of its own types
                 raise InputError(f"log.trackers={name}: it refuses the run: {one_line(error)}") from error
-            begun.callback(_end, name, tracker, say)
+            begun.push(functools.partial(_end, name, tracker, say))
         replace(place, json.dumps(known) + "\n")
         yield senders
 
 
-def _end(name: str, tracker: AbstractContextManager[Send], say: Callable[[str], None]) -> None:
+def _end(
+    name: str,
+    tracker: AbstractContextManager[Send],
+    say: Callable[[str], None],
+    kind: type[BaseException] | None,
+    failure: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
     try:
-        tracker.__exit__(None, None, None)
+        tracker.__exit__(kind, failure, trace)
     except Exception as error:  # of its own types
         say(f"{name} could not be told of the end: {one_line(error)}")
 
@@ -108,8 +117,10 @@ def _wandb(workdir: Path, title: str, settings: Mapping[str, Any], known: dict[s
     run.define_metric("*", step_metric="step")  # its own steps may only grow, and a run that resumes goes back
     try:
         yield lambda step, values: run.log({"step": step, **values})
-    finally:
-        run.finish()
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    run.finish()
 
 
 @contextmanager
@@ -135,8 +146,10 @@ def _mlflow(workdir: Path, title: str, settings: Mapping[str, Any], known: dict[
 
     try:
         yield send
-    finally:
-        client.set_terminated(run)
+    except BaseException:
+        client.set_terminated(run, "FAILED")
+        raise
+    client.set_terminated(run)
 
 
 _TRACKERS: Mapping[str, Callable[..., AbstractContextManager[Send]]] = {"wandb": _wandb, "mlflow": _mlflow}

@@ -148,6 +148,11 @@ def test_hierarchy_sends_a_share_of_the_bytes_across_hosts():
     assert comm.wire_bytes_per_axis(plan.collectives) == {"device": 2 * 28_000, "host": 4_000}
 
 
+def test_a_mesh_of_no_devices_is_refused():
+    with pytest.raises(ValueError, match="devices is empty"):
+        comm.make_mesh(devices=[])
+
+
 def test_the_mesh_puts_neighbours_in_a_row():
     mesh = comm.make_mesh(2, jax.devices()[:6])
     assert [[device.id for device in row] for row in mesh.devices] == [[0, 1, 2], [3, 4, 5]]

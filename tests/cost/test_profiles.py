@@ -6,12 +6,15 @@ import jax
 import pytest
 
 from jaxnet.comm import make_mesh
+from jaxnet.config.file import load_config
 from jaxnet.cost.fit import Curve, Line
 from jaxnet.cost.prediction import Parts, between_slower_hosts
 from jaxnet.cost.profiles import as_json, as_parts, key_of, read_profile, write_profile
 from jaxnet.cost.shapes import Sizes
 from jaxnet.cost.workloads import LOSSES, synthetic
 from jaxnet.errors import InputError
+from jaxnet.training.prepare import workload_of
+from support.programs import ROOT
 
 CURVES = {
     ("all-reduce", ("host", "device")): Curve({65536: 0.001, 1048576: 0.016}, Line(0.0, 1.5e-8, 1e-8, 2e-8, 0.02)),
@@ -42,6 +45,16 @@ def test_a_measurement_is_of_one_model_batch_and_mesh():
     assert key_of(workload()) in keys
     assert "2 x 2 cpu devices" in key_of(workload())
     assert f"JAX {jax.__version__}" in key_of(workload())
+
+
+def test_a_measurement_is_of_one_optimizer_and_size_of_images_too():
+    def key(*changes):
+        config = load_config(ROOT / "configs/digits.py", "batch_size=8", *changes)
+        return key_of(workload_of("digits", config, make_mesh(1, jax.devices()[:1])))
+
+    timed = [(), ("microbatches=2",), ("optimizer.name=sgd", "optimizer.nesterov=false"), ("batch_norm=host",)]
+    assert len({key(*changes) for changes in timed}) == len(timed)
+    assert key("seed=3", "epochs=2", "strategy=flat", "log.every_steps=7") == key()
 
 
 @pytest.mark.parametrize(

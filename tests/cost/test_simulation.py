@@ -179,6 +179,10 @@ def test_no_other_interval_loses_less(between, save, hosts):
     assert lost(interval) <= min(lost(interval * factor) for factor in (0.5, 0.9, 1.1, 2.0)) * (1 + 1e-9)
 
 
+def test_a_save_that_takes_no_time_is_made_all_the_time():
+    assert upkeep(hosts=10, between_failures=100_000.0, save=0.0, restart=100.0) == (0.0, 1 / 1.01)
+
+
 # ---- Names ----------------------------------------------------------------------------------------------
 
 

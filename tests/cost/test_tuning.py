@@ -29,6 +29,7 @@ from jaxnet.cost.step_bench import labelled_strategy
 from jaxnet.cost.tuning import candidates, default_of, is_enough, is_gain, predict, settings, tune
 from jaxnet.cost.workloads import LOSSES, synthetic
 from jaxnet.errors import InputError
+from jaxnet.training.prepare import workload_of
 from support.programs import ROOT
 
 # ---- Lines ----------------------------------------------------------------------------------------------
@@ -196,6 +197,18 @@ def test_what_does_not_sum_message_by_message_is_refused(workload, label):
         predicted_step(parts_of(workload), plan(label), workload)
 
 
+def test_what_was_not_measured_is_named(workload):
+    parts = parts_of(workload)._replace(curves={})
+    with pytest.raises(InputError, match="strategy=ddp is not predicted: its all-reduce was not measured"):
+        predicted_step(parts, plan("ddp:1MiB"), workload)
+
+
+def test_one_device_is_refused():
+    alone = synthetic("small", LOSSES["small"], SIZES, make_mesh(1, jax.devices()[:1]))
+    with pytest.raises(InputError, match="one device sends nothing"):
+        predicted_step(Parts(1.0, (2.0,) * 8, 9.0, 9.5, {}, 0.0), plan("xla"), alone)
+
+
 def test_parts_are_moments_in_order(workload):
     ways = {("all-reduce", AXES), ("all-gather", ("device",))}
     parts = measured_parts(workload, ways)
@@ -231,6 +244,36 @@ def test_strategies_that_differ_in_axes_of_one_device_are_one_plan():
     found = candidates(alone, "ddp:512KiB")
     assert "ddp:512KiB" in found
     assert "hierarchical:512KiB" not in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (["batch_norm=host"], {"xla", "priority:1MiB"}),
+        (["ensemble.members=2"], {"priority:1MiB"}),
+        (["compiler_options=xla_cpu_enable_fast_min_max=true"], {"priority:1MiB"}),
+    ],
+    ids=str,
+)
+def test_plans_that_a_config_forbids_are_no_candidates(changes, refused, monkeypatch):
+    config = load_config(ROOT / "configs/digits.py", "batch_size=8", *changes)
+    digits = workload_of("digits", config, make_mesh(2, jax.devices()[:2]))
+    several = lambda strategy, mesh: strategy.schedule == "priority"  # noqa: E731  # as between one device each
+    for module in ("tuning", "steps"):
+        monkeypatch.setattr(f"jaxnet.cost.{module}.crosses_steps", several)
+    monkeypatch.setattr(tuning, "choose", lambda *_: SimpleNamespace(label="ddp:4MiB+pieces"))
+    assert default_of(digits) == "ddp:4MiB"
+    found = candidates(digits, "ddp:4MiB")
+    assert not refused & set(found)
+    assert not any("pieces" in label for label in found)
+    assert {"xla", "priority:1MiB"} - refused <= set(found)
+    assert "ddp:4MiB" in found
+
+
+def test_without_xla_a_tuning_goes_on(workload, monkeypatch):
+    made_up = MadeUp(monkeypatch, {DEFAULT: 10.5, "ddp:512KiB": 6.0})
+    del made_up.plans["xla"]
+    assert tune(workload).why == f"6000.0 ms a step, the default {DEFAULT} 10500.0"
 
 
 class MadeUp:

@@ -145,6 +145,7 @@ def test_a_directory_that_holds_the_run_is_refused(tmp_path, given):
     with pytest.raises(InputError, match=rf"^compile_cache='{given}' is /.*in which the run itself lies; wanted"):
         beside(tmp_path / "run", given)
     assert beside(tmp_path / "run", "../cache") == tmp_path / "run/../cache"
+    assert beside(tmp_path / "run", "~nosuchuser/cache") == tmp_path / "run/~nosuchuser/cache"
 
 
 def test_a_directory_that_the_user_gave_to_jax_stays(tmp_path):

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -261,6 +262,15 @@ def test_hosts_that_hold_other_parts_are_found():
 
 def test_a_step_without_guard_has_the_planned_collectives():
     assert_as_planned(Run(hybrid(guard=Guard(skip=False)), (1, 2)))
+
+
+def test_an_optimizer_that_treats_kernels_by_their_dims_goes_along():
+    masked = optax.masked(optax.adam(1e-3), lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params))
+    layout = prepared(hybrid(optimizer=masked), (1, 2)).layout
+    kinds = jax.tree.leaves(layout.kinds.optimizer)
+    assert sum(kind in ("rows", "columns") for kind in kinds) == 2 * sum(
+        kind in ("rows", "columns") for kind in jax.tree.leaves(layout.kinds.params)
+    )  # two moments
 
 
 # ---- Refusals -------------------------------------------------------------------------------------------------

@@ -27,10 +27,12 @@ def square_loss(kernel, x):
     return jnp.mean((x @ kernel) ** 2)
 
 
-def products(program, platform="cpu"):
-    """The dims that each product contracts: `(0, 0)` is one over rows."""
+def over_rows(program, platform="cpu"):
+    """The products that contract the first dims of both factors: those that are slow."""
     text = program.lower(lowering_platforms=(platform,)).as_text()
-    return re.findall(r"contracting_dims = \[([\d, ]*)\] x \[([\d, ]*)\]", text)
+    contracted = re.findall(r"contracting_dims = \[([\d, ]*)\] x \[([\d, ]*)\]", text)
+    assert contracted
+    return [dims for dims, same in contracted if dims == same and dims.startswith("0")]
 
 
 @settings(max_examples=40, deadline=None)
@@ -61,8 +63,8 @@ def test_the_form_follows_from_the_shape(form):
 def test_a_wide_kernel_gradient_is_a_product_that_the_library_takes(form):
     rows, k, n = WIDE[form]
     shapes = jax.ShapeDtypeStruct((k, n), "float32"), jax.ShapeDtypeStruct((rows, k), "float32")
-    assert ("0", "0") in products(jax.jit(jax.grad(square_loss)).trace(*shapes))
-    assert ("0", "0") not in products(jax.jit(fast_kernel_gradients(jax.grad(square_loss))).trace(*shapes))
+    assert over_rows(jax.jit(jax.grad(square_loss)).trace(*shapes))
+    assert not over_rows(jax.jit(fast_kernel_gradients(jax.grad(square_loss))).trace(*shapes))
 
 
 def in_a_scan(kernel, x):
@@ -82,7 +84,7 @@ def test_products_inside_other_programs_are_found(nested):
     x, kernel = random(2, 512, 256), random(256, 512)
     gradient = jax.grad(NESTED[nested])
     fast = jax.jit(fast_kernel_gradients(gradient))
-    assert ("0", "0") not in products(fast.trace(kernel, x))
+    assert not over_rows(fast.trace(kernel, x))
     np.testing.assert_allclose(fast(kernel, x), jax.jit(gradient)(kernel, x), rtol=1e-4, atol=1e-5)
 
 
@@ -124,15 +126,15 @@ def test_other_platforms_multiply_as_before(platform):
     params = model.init(jax.random.key(0), x)
     gradient = jax.grad(lambda params: jnp.mean(model.apply(params, x) ** 2))
     fast = jax.jit(fast_kernel_gradients(gradient)).trace(params)
-    assert products(fast, platform) == products(jax.jit(gradient).trace(params), platform)
+    assert over_rows(fast, platform) == over_rows(jax.jit(gradient).trace(params), platform)
     assert "optimization_barrier" not in fast.lower(lowering_platforms=(platform,)).as_text()
-    assert products(fast, platform) != products(fast, "cpu")
+    assert over_rows(fast, platform) != over_rows(fast, "cpu")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_dtypes_are_left_alone(dtype):
     x, kernel = random(512, 256).astype(dtype), random(256, 512).astype(dtype)
-    assert ("0", "0") in products(jax.jit(fast_kernel_gradients(jax.grad(square_loss))).trace(kernel, x))
+    assert over_rows(jax.jit(fast_kernel_gradients(jax.grad(square_loss))).trace(kernel, x))
 
 
 def test_layers_of_equal_shapes_share_a_program():

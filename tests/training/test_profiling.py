@@ -28,6 +28,18 @@ def test_of_programs_on_a_full_disk_no_half_is_left(tmp_path, caplog):
     assert record.getMessage() == expected
 
 
+def test_a_trace_goes_on_where_the_run_goes_back(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda path: calls.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+    window = ProfileWindow(Profile(start=1, steps=3), tmp_path, 0)
+    for step in (0, 1, 2, 0, 1, 2, 3, 4):
+        window.before_step(step)
+        window.after_step(Dispatched(step + 1, None, {}, 0.0, 0.0))
+    window.close()
+    assert calls == ["start", "stop"]
+
+
 @pytest.mark.parametrize("failing", ["start_trace", "stop_trace"])
 def test_a_trace_that_fails_is_told_once_and_is_over(failing, tmp_path, monkeypatch, caplog):
     def fail(*given):

@@ -109,6 +109,13 @@ def test_training_goes_on_where_a_tracker_fails_and_it_is_said_once(tmp_path):
     assert said[0].endswith("; training goes on without it")
 
 
+def test_a_run_that_fails_has_failed_there_too(tmp_path):
+    with pytest.raises(ZeroDivisionError), tracking(["wandb", "mlflow"], tmp_path, "run", {}, print):
+        1 / 0  # noqa: B018
+    known = json.loads((tmp_path / "trackers.json").read_text())
+    assert mlflow.MlflowClient().get_run(known["mlflow"]).info.status == "FAILED"
+
+
 def test_one_that_refuses_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://x")
     with (

@@ -1,6 +1,7 @@
 """What transport=mpi takes and what it refuses, without MPI."""
 
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,14 @@ import pytest
 import train
 from configs import digits
 from jaxnet import comm
+from jaxnet.cluster import start
 from jaxnet.comm import STRATEGIES, named_strategy, takes_all_reduce
 from jaxnet.comm import mpi as by_ranks
 from jaxnet.config.file import load_config
+from jaxnet.data import Shard
 from jaxnet.errors import InputError
 from jaxnet.training.prepare import prepare
+from jaxnet.training.processes import join
 from support.refusals import DIGITS, refused
 
 ABLE = ["per_leaf", "flat", "caffe2", "ddp", "horovod", "mg_wfbp", "priority", "hierarchical", "fp16"]
@@ -72,6 +76,14 @@ def test_what_would_sum_over_the_mesh_of_one_rank_is_refused():
         with pytest.raises(InputError, match=f"^{words}"):
             config_of(*overrides)
     assert config_of("hosts=1", "batch_norm=host").hosts == 1
+
+
+def test_on_a_mesh_of_its_own_a_rank_still_reads_its_part_of_a_batch(monkeypatch):
+    ranks = SimpleNamespace(index=1, count=2)
+    monkeypatch.setattr(start, "_started", start.Cluster(1, 2, "mpi", mpi=ranks))
+    joined = join(config_of("strategy=flat"), comm.make_mesh(1, jax.devices()[:2]))
+    assert joined.shard == Shard(1, 2)
+    assert not joined.primary
 
 
 def test_a_transport_that_there_is_not_is_refused():

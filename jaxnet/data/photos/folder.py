@@ -16,6 +16,7 @@ from jaxnet.data.photos.datasets import PhotoDataset
 from jaxnet.data.photos.decoding import DamagedImage
 from jaxnet.data.photos.source import EncodedPhotos
 from jaxnet.errors import InputError, one_line
+from jaxnet.files import expanded
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class ImageFolder(PhotoDataset):
             return _pictures(folder, names, present)
 
     def _folder(self, split: str) -> Path:
-        root = Path(self.root).expanduser()
+        root = expanded(self.root)
         if not root.is_dir():
             raise InputError(f"there is no folder {root}: {_LAYOUT}")
         if split not in ("train", "test") and split == self._name(root, "test"):
