@@ -23,6 +23,7 @@ from jax import lax
 from jaxnet.comm import AxisSizes, Collective, axes_size, varying_axes
 from jaxnet.errors import InputError, users_code
 from jaxnet.limits import BelowOne, Count, Fraction, NotNegative, Positive, Whole
+from jaxnet.models import leaf_name
 
 PyTree = Any
 
@@ -206,7 +207,7 @@ def check_update(optimizer: optax.GradientTransformation, params: PyTree) -> Non
             raise InputError(f"optimizer: update gave {what} of the form {new!s:.80}: wanted {old!s:.80}")
         for (path, one), other in zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True):
             if one.shape != other.shape or (what == "state" and one.dtype != other.dtype):
-                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                name = leaf_name(path)
                 raise InputError(
                     f"optimizer: update gave {other.dtype}{list(other.shape)} among the {what} for {name}: wanted "
                     f"{one.dtype}{list(one.shape)}"
@@ -262,7 +263,7 @@ def multipliers(groups: Groups, params: PyTree) -> PyTree:
     Raises:
         InputError: a pattern matches no parameter, or every parameter is frozen.
     """
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
+    paths = [leaf_name(path) for path, _ in jax.tree.leaves_with_path(params)]
     for pattern, _ in groups:
         if not any(_matches(path, pattern) for path in paths):
             raise InputError(f"optimizer.groups: no parameter matches {pattern!r}; there are: {_some(paths)}")

@@ -210,9 +210,11 @@ class Launch:
         return sums
 
     def timed(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[float], list[float], float]:
-        """Seconds of each piece and of each sum, of which never two run at once, and of the processor during sums.
+        """Run every piece and then every sum, each alone and twice; all processes call it, and the states are kept.
 
-        The states are kept.
+        Returns:
+            Seconds of each piece in the order of launch, seconds of each sum by its place in the step (not in the order
+            of launch), and processor seconds of all sums together.
         """
         # Each twice: programs are slow when they run for the first time, and a sum may wait for another process.
         leaves = jax.block_until_ready(jax.tree.leaves(arguments))

@@ -49,15 +49,15 @@ _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if
 
 
 class Parts(NamedTuple):
-    """What was measured of a workload on a mesh; seconds.
+    """What was measured of a workload on a mesh: seconds, moments from the step's begin.
 
     Attributes:
         forward: until the loss is known, without communication.
-        ready: when the gradient of each leaf is known.
+        ready: when the gradient of each leaf is known, in the tree's order (not backward's).
         gradients: when all are.
         step: when parameters are updated.
         curves: of each way in which the plans send.
-        share: of this host's processor time that messages take while they travel.
+        share: of this host's processor time that messages take while they travel, 0 to 1.
         launch: of the processor, for a program that sends next to nothing.
         learned: how much longer a step takes, by the kind of its plan; of one that is not in it, not at all.
     """

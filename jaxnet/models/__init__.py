@@ -23,7 +23,17 @@ from jaxnet.models.example_key import example_key
 from jaxnet.models.googlenet import GoogLeNet
 from jaxnet.models.inception_v3 import InceptionV3
 from jaxnet.models.lstm import LSTM, TextLSTM
-from jaxnet.models.model import Heads, Model, Variables, abstract_variables, from_linen, from_nnx, guarded, shapes_text
+from jaxnet.models.model import (
+    Heads,
+    Model,
+    Variables,
+    abstract_variables,
+    from_linen,
+    from_nnx,
+    guarded,
+    leaf_name,
+    shapes_text,
+)
 from jaxnet.models.nin import NetworkInNetwork
 from jaxnet.models.resnet import ResNet
 from jaxnet.models.transformer import Transformer
@@ -56,6 +66,7 @@ __all__ = [
     "from_nnx",
     "guarded",
     "inference_options",
+    "leaf_name",
     "network_options",
     "once_options",
     "shapes_text",

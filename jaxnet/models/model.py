@@ -103,7 +103,7 @@ def guarded(model: Model, name: str) -> Model:
             made = model.init(key, inputs)
         if not isinstance(made, tuple) or len(made) != len(Variables._fields):
             raise InputError(f"the model {name}: init gave a {type(made).__name__}: wanted Variables(params, stats)")
-        named = [(_path(path), leaf) for path, leaf in jax.tree.leaves_with_path(made)]
+        named = [(leaf_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(made)]
         if odd := next((text for text, leaf in named if not _is_array(leaf)), None):
             raise InputError(f"the model {name}: its variable {odd} is no array: wanted arrays of numbers")
         variables = Variables(*jax.tree.map(jnp.asarray, tuple(made)))
@@ -133,7 +133,12 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
-def _path(path: Any) -> str:
+def leaf_name(path: Any) -> str:
+    """What a leaf of a tree is called, by its path in `jax.tree.leaves_with_path`.
+
+    >>> [leaf_name(path) for path, _ in jax.tree.leaves_with_path({"dense": {"bias": 0, "kernel": 1}})]
+    ['dense/bias', 'dense/kernel']
+    """
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -144,7 +149,9 @@ def shapes_text(tree: PyTree) -> str:
     'image uint8[1, 8, 8, 1]'
     """
     texts = [
-        f"{_path(path)} {leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else f"{_path(path)} {leaf!s:.60}"
+        f"{leaf_name(path)} {leaf.dtype}{list(leaf.shape)}"
+        if hasattr(leaf, "shape")
+        else f"{leaf_name(path)} {leaf!s:.60}"
         for path, leaf in jax.tree.leaves_with_path(tree)
     ]
     return ", ".join(text.strip() for text in texts) or "nothing"
@@ -158,7 +165,7 @@ def _check_params(name: str, params: PyTree) -> None:
     for path, leaf in named:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise InputError(
-                f"the model {name}: its parameter {_path(path)} is {leaf.dtype}{list(leaf.shape)}: wanted "
+                f"the model {name}: its parameter {leaf_name(path)} is {leaf.dtype}{list(leaf.shape)}: wanted "
                 "floating-point numbers, which have a gradient; what is not trained belongs in another collection, as "
                 "by self.variable"
             )
@@ -168,7 +175,7 @@ def _check_stats(name: str, before: PyTree, after: PyTree) -> None:
     """Refuse running averages that a step changes into others, because a program has one form of state."""
     old, new = (
         {
-            _path(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+            leaf_name(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
             for path, leaf in jax.tree.leaves_with_path(tree)
         }
         for tree in (before, after)

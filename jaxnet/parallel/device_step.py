@@ -20,8 +20,9 @@ from jaxnet.comm import (
     varying_along,
     varying_axes,
 )
+from jaxnet.models import leaf_name
 from jaxnet.parallel.kernel_gradients import fast_kernel_gradients
-from jaxnet.parallel.state import TrainState, before_sum, divided, divisor, scaled
+from jaxnet.parallel.state import LossScale, TrainState, before_sum, divided, divisor, scaled
 from jaxnet.tasks.task import WEIGHT, Batch, LossFn, LossOutput, PyTree
 
 # ---- Gradients of one device's share of a batch, over one or several microbatches ---------------------
@@ -147,11 +148,19 @@ def unless_any(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """See `Skip`: what `update` makes, or `old` where any is `bad`, which `non_finite` has found."""
     good = ~bad.any()
-    metrics = {**metrics, SKIPPED: 1.0 - good.astype(jnp.float32), NOT_FINITE: bad}
     state = _updated(good, update, old)._replace(step=old.step + 1)
     state = state._replace(comm=jax.tree.map(lambda new, kept: jnp.where(good, new, kept), comm, old.comm))
-    if old.scale is not None:
-        state, metrics[LOSS_SCALE] = state._replace(scale=old.scale.next(good)), old.scale.scale
+    return with_verdict(state, metrics, bad, old.scale)
+
+
+def with_verdict(
+    state: TrainState, metrics: Mapping[str, jax.Array], bad: jax.Array, scale: LossScale | None
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """A state and metrics with what the guard says: what was `bad`, the `scale` that was used, and the next one."""
+    good = ~bad.any()
+    metrics = {**metrics, SKIPPED: 1.0 - good.astype(jnp.float32), NOT_FINITE: bad}
+    if scale is not None:
+        state, metrics[LOSS_SCALE] = state._replace(scale=scale.next(good)), scale.scale
     return state, metrics
 
 
@@ -199,7 +208,10 @@ def non_finite_in(
 
 
 def guard_plan(params: PyTree, axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> tuple[Collective, ...]:
-    """The message of `Skip`: of parts, a float a leaf; else none, because every device holds the same sums."""
+    """What `Skip` sends where leaves are in parts over `axes`: an all-reduce of a float32 a leaf.
+
+    Without `axes` nothing, because every device holds the same sums.
+    """
     devices = axes_size(axes, axis_sizes)
     if devices == 1:
         return ()
@@ -209,7 +221,7 @@ def guard_plan(params: PyTree, axes: tuple[str, ...], axis_sizes: Mapping[str, i
 def not_finite_names(params: PyTree) -> list[str]:
     """What each element of `non_finite` is about, for parameters of these shapes."""
     paths = [path for path, _ in jax.tree.leaves_with_path(params)]
-    leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    leaves = [leaf_name(path) for path in paths]
     return ["the loss", *(f"the gradient of {leaf}" for leaf in leaves)]
 
 
@@ -239,9 +251,17 @@ def device_step(
 ) -> StepFn:
     """The step of one device of `devices`, to run where both mesh axes are bound.
 
-    `tracked_axes` are the axes over which values are made varying: those of the surrounding shard_map or pmap.
-    With `gather` the state holds parameters in shards: it makes them whole, and `reduce` gives sums in shards.
-    `together` sums what is not a gradient: metrics and running averages. `skip` ends the step: see `Skip`.
+    Args:
+        loss_fn: a mean over examples, or with weights a sum.
+        optimizer: of whole parameters, or of shards.
+        reduce: (gradients, its state) -> (sums over all devices, its next state).
+        devices: by which sums are divided; with MPI those of all ranks.
+        tracked_axes: over which values are made varying: both axes in shard_map, 'device' in pmap.
+        microbatches: parts in which the device's share of a batch is taken.
+        average_decay: of the moving average of the parameters; None: there is none.
+        gather: makes the state's shards of the parameters whole; `reduce` then gives shards of the sums.
+        together: sums what is not a gradient: metrics and running averages.
+        skip: ends the step, see `Skip`; None: every step counts.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -18,6 +18,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnet.comm import AllReduce, BucketPlan, Collective, CompilerOption, Reducer, Strategy, all_reduce
+from jaxnet.models import leaf_name
 from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
@@ -149,13 +150,11 @@ class Form(Protocol):
         """What the step's program will send, before it is compiled."""
 
 
-def named_leaves(tree: PyTree, order: Sequence[int] | None = None) -> tuple[tuple[str, Any], ...]:
+def leaves_in_order(tree: PyTree, order: Sequence[int] | None = None) -> tuple[tuple[str, Any], ...]:
     """Path and value of each leaf, `order[0]` first.
 
-    >>> named_leaves({"a": 1, "b": {"c": 2}}, order=(1, 0))
+    >>> leaves_in_order({"a": 1, "b": {"c": 2}}, order=(1, 0))
     (('b/c', 2), ('a', 1))
     """
-    found = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in jax.tree.leaves_with_path(tree)
-    ]
+    found = [(leaf_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
     return tuple(found if order is None else (found[index] for index in order))

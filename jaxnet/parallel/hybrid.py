@@ -29,7 +29,7 @@ from jaxnet.comm import (
     bucketed,
 )
 from jaxnet.errors import InputError
-from jaxnet.models import Model, Variables
+from jaxnet.models import Model, Variables, leaf_name
 from jaxnet.tasks.task import PyTree
 
 # ---- Dense layers whose kernel is cut over the devices of a host: examples travel to the weights, not gradients
@@ -245,7 +245,7 @@ def param_kinds(params: PyTree, layers: Sequence[ShardedDense]) -> PyTree:
     """For each parameter, how it is cut over the devices of a host: 'rows', 'columns', or 'whole' if it is not."""
     cuts = {f"{layer.path}/kernel": layer.cut for layer in layers}
     paths, tree = jax.tree.flatten_with_path(params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    names = [leaf_name(path) for path, _ in paths]
     return jax.tree.unflatten(tree, [cuts.get(name, "whole") for name in names])
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxnet.comm import UPDATE, PieceProgram, cut, lower_here, one_per_device, replicated, result_turns
-from jaxnet.parallel.device_step import LOSS_SCALE, NOT_FINITE, SKIPPED, Metrics
+from jaxnet.parallel.device_step import Metrics, with_verdict
 from jaxnet.parallel.state import TrainState
 from jaxnet.tasks.task import PyTree
 
@@ -253,10 +253,7 @@ def unless_bad(
     bad = jnp.concatenate([~jnp.isfinite(sum(metrics.values()))[None], bad_leaves > 0])
     good = ~bad.any()
     chosen = jax.tree.map(lambda n, o: n if n is o else jnp.where(good, n, o), new, old)._replace(step=new.step)
-    given = {**metrics, SKIPPED: 1.0 - good.astype(jnp.float32), NOT_FINITE: bad}
-    if old.scale is not None:
-        chosen, given[LOSS_SCALE] = chosen._replace(scale=old.scale.next(good)), old.scale.scale
-    return chosen, given
+    return with_verdict(chosen, metrics, bad, old.scale)
 
 
 # ---- The update, a program for all results that depend on messages up to the same one ----------------

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxnet.comm import AXES, DEVICE, mesh_size, varying_along
+from jaxnet.models import leaf_name
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
 
@@ -52,8 +53,8 @@ class Replicas:
 def leaf_hash(leaf: jax.Array) -> jax.Array:
     """Hash of the bits of an array, uint32 []: the sum over its elements of their bits and their place, mixed.
 
-    A change of one element always changes it; any other, an exchange of two among them, but for one time in 2^32.
-    Other elements are of no use: the sum is the same in any order, so it may be taken as is fastest.
+    A change of one element of up to 32 bits always changes it; any other, such as an exchange of two, is missed once in
+    2^32. A sum of integers is the same in any order, so XLA may add as is fastest.
     """
     word = jnp.uint8 if leaf.dtype == jnp.bool_ else jnp.dtype(f"uint{8 * min(4, leaf.dtype.itemsize)}")
     bits = leaf.astype(word) if leaf.dtype == jnp.bool_ else lax.bitcast_convert_type(leaf, word)
@@ -97,7 +98,7 @@ def _compared(kinds: TrainState) -> tuple[list[int], list[str]]:
     changed = jax.tree.map(lambda kind: "own" if kind == "copy" else kind, alike.optimizer)
     alike = alike._replace(optimizer=changed)
     found = [
-        (index, jax.tree_util.keystr(path, simple=True, separator="/"))
+        (index, leaf_name(path))
         for index, (path, kind) in enumerate(jax.tree.leaves_with_path(alike))
         if kind in ("whole", "copy", "rows", "columns")
     ]

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxnet.comm import Reducer, one_per_device, replicated
 from jaxnet.ensembles import member_keys
 from jaxnet.errors import InputError, shown
-from jaxnet.models import Model, Variables
+from jaxnet.models import Model, Variables, leaf_name
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 # ---- A loss scale for float16: gradients too small for its 5 bits of exponent are multiplied up, and divided again
@@ -154,7 +154,7 @@ def with_values(variables: Variables, values: Mapping[str, jax.Array]) -> Variab
     if not values:
         return variables
     paths, structure = jax.tree.flatten_with_path({"params": variables.params, **variables.stats})
-    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
+    named = [(leaf_name(path), leaf) for path, leaf in paths]
     # A copy, because the state is donated and the caller's arrays may be the memory of a file.
     leaves = [jnp.copy(jnp.broadcast_to(values[name], leaf.shape)) if name in values else leaf for name, leaf in named]
     tree = jax.tree.unflatten(structure, leaves)

@@ -160,6 +160,15 @@ def moment_of(form: Form) -> str:
     return "during" if when == "priority" and form.options.mode != "pieces" else when
 
 
+def when_text(moment: str, every: int) -> str:
+    """In words, when messages travel; `every` is the number of steps in a round of local training.
+
+    >>> when_text("during", 1), when_text("local", 8)
+    ('during backward', 'the mean of the parameters every 8 steps')
+    """
+    return _WHEN.get(moment, "{moment} backward").format(moment=moment, every=every)
+
+
 def _bucket(bucket: Bucket, parts: int, members: int, sizes: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
     """A message; where the plan is of one device's shard, that of all `parts`, in which each leaf may end in zeros."""
     elements = sum(
@@ -181,7 +190,7 @@ def _collective(kind: str, axes: Sequence[str], dtype: str, elements: int) -> di
 def _title(report: dict[str, Any]) -> str:
     mesh = " x ".join(_counted(size, axis) for axis, size in report["mesh"].items())
     together = f" of {report['members']} members" if report["members"] > 1 else ""
-    when = _WHEN.get(report["schedule"], "{schedule} backward").format(**report)
+    when = when_text(report["schedule"], report["every"])
     return (
         f"strategy {report['strategy']} ({when}), mode {report['mode']}, mesh {mesh}: "
         f"{report['leaves']} leaves{together}, {size_text(report['gradient_bytes'])} of gradients"

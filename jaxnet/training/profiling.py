@@ -38,7 +38,11 @@ class CompiledStep(NamedTuple):
 
 
 def compiling(experiment: Experiment, pool: Executor) -> Callable[[TrainState, Ledger], CompiledStep]:
-    """Begin to compile the step, in the `pool`; returns what waits for it, and takes the state that it will run on."""
+    """Begin to compile the step in the `pool`. The function that is returned waits for it, for a state of its shapes.
+
+    That function books the wait as 'compile', looks up the plan in the program, and compiles the other sizes of images.
+    It raises InputError where the step needs more memory than there is.
+    """
     given = experiment.lowered
     making = pool.submit(given.compile)
 

@@ -23,17 +23,8 @@ from jaxnet.training.experiment import Experiment
 from jaxnet.training.loop import Outcome
 from jaxnet.training.observer import metrics_text, task_metrics
 from jaxnet.training.peers import PeerReport
-from jaxnet.training.plan import moment_of, size_text
+from jaxnet.training.plan import moment_of, size_text, when_text
 from jaxnet.training.profiling import CompiledStep
-
-_WHEN = {
-    "xla": "as XLA decides",
-    "during": "during backward",
-    "after": "after backward",
-    "priority": "during backward and the next forward",
-    "deferred": "summed in shards, gathered in the next forward",
-    "local": "every {every} steps",
-}
 
 
 def first_screen(experiment: Experiment, start: Start, best: BestEvaluation, step: CompiledStep, workdir: str) -> str:
@@ -87,7 +78,7 @@ def _opening(experiment: Experiment, step: CompiledStep, workdir: str) -> Iterat
     yield "data", f"{_name(config.data)}, {counts} examples: {_example(experiment)}"
     yield "steps", f"{experiment.total_steps:,}, of {config.batch_size:,} examples: {config.epochs:g} epochs"
     yield "optimizer", f"{optimizer_text(config.optimizer)}, seed {config.seed}"
-    when = _WHEN[moment_of(experiment.form)].format(every=experiment.form.round_steps)
+    when = when_text(moment_of(experiment.form), experiment.form.round_steps)
     yield "strategy", f"{strategy.label}, {when}, mode {experiment.form.options.mode}"
     if experiment.choice:
         yield "", f"chosen by auto: {experiment.choice.why}"
