@@ -135,8 +135,14 @@ def prepare(
         config.task.asked_shapes(example)  # what is saved of it
     with strategys_code(config.strategy):
         options = StepOptions(
-            *(mode, config.microbatches, config.average_decay, order, all_reduce, ranks, config.guard.skip),
-            *(chosen_options(config.compiler_options),),
+            mode=mode,
+            microbatches=config.microbatches,
+            average_decay=config.average_decay,
+            order=order,
+            all_reduce=all_reduce,
+            ranks=ranks,
+            skip=config.guard.skip,
+            compiler=chosen_options(config.compiler_options),
         )
         members = config.ensemble.members if config.ensemble.on else None
         form = form_of(
@@ -163,8 +169,26 @@ def prepare(
         sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
         sends = sends._replace(collectives=as_sent(sends.collectives, platform_of(mesh)))
         experiment = Experiment(
-            *(config, processes, source, held_out, tests, model, optimizer, rate, choice, form, layout, step),
-            *(sends, total_steps, steps_per_epoch, phases, example, batch_shapes, layers, make_first),
+            config=config,
+            processes=processes,
+            source=source,
+            held_out=held_out,
+            given_tests=tests,
+            model=model,
+            optimizer=optimizer,
+            learning_rate=rate,
+            choice=choice,
+            form=form,
+            layout=layout,
+            step=step,
+            sends=sends,
+            total_steps=total_steps,
+            steps_per_epoch=steps_per_epoch,
+            phases=phases,
+            example=example,
+            batch_shapes=batch_shapes,
+            layers=layers,
+            _make_first=make_first,
         )
     if tests is not None:
         experiment.check_tests()
