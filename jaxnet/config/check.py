@@ -113,6 +113,8 @@ def _check_optimizer(optimizer: Optimizer) -> None:
             f"optimizer.warmup_steps={optimizer.warmup_steps} and optimizer.warmup_epochs={optimizer.warmup_epochs}: "
             "both say how long warm-up is; set one of them to 0"
         )
+    if optimizer.name == "lamb" and optimizer.nesterov:
+        raise InputError("optimizer.nesterov=true does not go with optimizer.name=lamb, which has no such form")
     _check_milestones(optimizer)
     for pattern, multiplier in optimizer.groups:
         if multiplier < 0:

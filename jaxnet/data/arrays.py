@@ -82,6 +82,9 @@ def _checked(split: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     checked = {name: _for_devices(f"data: {split}[{name!r}]", array) for name, array in arrays.items()}
     if taken := [name for name in RESERVED if name in checked]:
         raise InputError(f"data: {split} has {', '.join(taken)}, a name of jaxnet's own; give it another")
+    if (label := checked.get("label")) is not None and label.ndim == 1 and label.dtype.kind in "iu":
+        # Classes, whatever the width of their numbers; those that int32 does not hold stay, and are refused as such.
+        checked["label"] = label.astype(np.int32) if np.can_cast(label.dtype, np.int32) else label
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) != 1 or not max(lengths.values()):
         raise InputError(f"data: {split} has arrays of the lengths {lengths}: wanted one length, of at least 1")

@@ -15,6 +15,9 @@ from jaxnet.errors import InputError
 def hold_out(source: Source, share: float) -> tuple[Source, Source]:
     """Return the training examples without a share of them, and those: the same ones in every run, whatever its seed.
 
+    A source whose examples overlap says itself which: `source.hold_out(count)` returns both parts. One that treats
+    training examples otherwise than those of a test has `source.evaluated()`, which gives the latter.
+
     Raises:
         InputError: nothing would be left on one of the two sides.
 
@@ -27,10 +30,14 @@ def hold_out(source: Source, share: float) -> tuple[Source, Source]:
     held = round(number * share)
     if not 0 < held < number:
         raise InputError(f"validation={share:g}: holds {held} of {number} training examples back; wanted some, not all")
+    if (own := getattr(source, "hold_out", None)) is not None:
+        parts: tuple[Source, Source] = own(held)
+        return parts
     order = permutation(0, 0, number)
     kind = _RandomSubset if isinstance(source, RandomSource) else _Subset
+    evaluated = getattr(source, "evaluated", lambda: source)()
     # In the order of the data set, in which neighbours are read faster from a disk.
-    return kind(source, np.sort(order[held:])), _Subset(source, np.sort(order[:held]))
+    return kind(source, np.sort(order[held:])), _Subset(evaluated, np.sort(order[:held]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
 from zlib import crc32
 
 import numpy as np
@@ -35,9 +35,10 @@ class TextSource:
     (3, b'cat s')
     """
 
+    vocabulary: ClassVar[int] = 256
+
     text: np.ndarray = field(repr=False)
     length: int
-    vocabulary: int = 256
 
     @property
     def num_examples(self) -> int:
@@ -46,13 +47,18 @@ class TextSource:
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return windows as they lie."""
-        return self._windows(indices * self.length)
+        return self._windows(indices.astype(np.int64) * self.length)  # of more than 2 GiB, too
 
     def random_rows(self, indices: np.ndarray, draws: np.ndarray) -> dict[str, np.ndarray]:
         """Return windows that begin at random places."""
         shift = (draws % np.uint64(self.length)).astype(np.int64)
         last = max(0, len(self.text) - self.length - 1)
-        return self._windows(np.minimum(indices * self.length + shift, last))
+        return self._windows(np.minimum(indices.astype(np.int64) * self.length + shift, last))
+
+    def hold_out(self, count: int) -> tuple[TextSource, TextSource]:
+        """Return the text without its last `count` windows, and these: no window of training reaches into them."""
+        edge = (self.num_examples - count) * self.length + 1
+        return replace(self, text=self.text[:edge]), replace(self, text=self.text[edge - 1 :])
 
     def _windows(self, starts: np.ndarray) -> dict[str, np.ndarray]:
         places = starts[:, None] + np.arange(self.length + 1)

@@ -124,7 +124,7 @@ def _arrays(given: Any, example: Mapping[str, Any]) -> dict[str, Any]:
     wanted = named_leaves(dict(example))
     arrays = {name: np.asarray(of) for name, of in named_leaves(given).items()} if isinstance(given, Mapping) else {}
     fits = all(
-        arrays[name].ndim == len(of.shape) + 1 and np.can_cast(arrays[name].dtype, of.dtype, "same_kind")
+        arrays[name].ndim == len(of.shape) + 1 and _can_become(arrays[name], of.dtype)
         for name, of in wanted.items()
         if name in arrays
     )
@@ -133,7 +133,18 @@ def _arrays(given: Any, example: Mapping[str, Any]) -> dict[str, Any]:
         got = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
         as_dict = "" if isinstance(given, Mapping) else f", as {{{', '.join(f'{name!r}: array' for name in shown)}}}"
         raise InputError(f"wanted {_listed(shown)}{as_dict}, got {_listed(got) or type(given).__name__}")
+    for name, of in wanted.items():
+        if np.issubdtype(of.dtype, np.integer) and arrays[name].size:
+            least, most, held = arrays[name].min(), arrays[name].max(), np.iinfo(of.dtype)
+            if least < held.min or most > held.max:
+                raise InputError(f"{name} holds {least} to {most}: wanted {of.dtype}, {held.min} to {held.max}")
     return nested({name: arrays[name].astype(of.dtype, copy=False) for name, of in wanted.items()})
+
+
+def _can_become(array: np.ndarray, dtype: Any) -> bool:
+    """Whether numbers of one kind are given for another: not floating-point ones for integers."""
+    both = array.dtype.kind in "iu" and np.issubdtype(dtype, np.integer)
+    return both or np.can_cast(array.dtype, dtype, "same_kind")
 
 
 def _shapes(example: Mapping[str, Any]) -> dict[str, str]:

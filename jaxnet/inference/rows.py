@@ -3,7 +3,7 @@
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from jaxnet.checkpoints.leaves import named_leaves, nested
 from jaxnet.errors import InputError, one_line
 from jaxnet.files import open_regular, read_bounded
 from jaxnet.inference.predictor import Predictor
+from jaxnet.training import records
 
 # ---- Rows -----------------------------------------------------------------------------------------------
 
 # What NumPy and zipfile raise on broken bytes.
 _BROKEN = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 _MOST_BYTES = 2**30  # of a table
+_MISSING = ("", "na", "n/a", "null", "none", "?")  # what tables have in the place of a number
 
 
 def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
             with open_regular(path) as stream, np.load(stream, allow_pickle=False) as file:
                 return nested({name: file[name] for name in wanted})
         if path.suffix == ".csv" and len(wanted) == 1:
-            return nested({name: _table(path, of.shape) for name, of in wanted.items()})
+            return nested({name: _table(path, of.shape, of.dtype) for name, of in wanted.items()})
     except KeyError as error:
         raise InputError(f"{path} has no array {error}; wanted {', '.join(wanted)}") from error
     except _BROKEN as error:
@@ -46,23 +48,39 @@ def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
     raise InputError(f"{path}: wanted a file named .npz{table} with {', '.join(wanted)}")
 
 
-def _table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    lines = [line for line in read_bounded(path, _MOST_BYTES).decode().splitlines() if line.strip()]
-    if lines and not _numbers(lines[0]):
-        lines = lines[1:]  # the names of the columns
-    rows = [_numbers(line) for line in lines]
+def _table(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    whole = np.issubdtype(dtype, np.integer)
+    text = read_bounded(path, _MOST_BYTES).decode("utf-8-sig")  # spreadsheets write a mark of the encoding
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and _are_names(lines[0]):
+        lines = lines[1:]
+    rows = [_numbers(line, _whole if whole else float) for line in lines]
     wanted = int(np.prod(shape))
     for number, row in enumerate(rows, 1):
         if row is None or len(row) != wanted:
-            raise ValueError(f"row {number} is {lines[number - 1]:.40}: wanted {wanted} numbers")
-    return np.array(rows, np.float32).reshape(len(rows), *shape)
+            kind = "whole numbers" if whole else "numbers"
+            raise ValueError(f"row {number} is {lines[number - 1]:.40}: wanted {wanted} {kind}")
+    return np.array(rows, np.int64 if whole else np.float32).reshape(len(rows), *shape)
 
 
-def _numbers(line: str) -> list[float] | None:
+def _are_names(line: str) -> bool:
+    """Whether a line names columns: no cell is a number, or says that there is none."""
+    cells = [cell.strip() for cell in line.split(",")]
+    return all(cell.lower() not in _MISSING and _numbers(cell, float) is None for cell in cells)
+
+
+def _numbers(line: str, of: Callable[[str], float]) -> list[float] | None:
     try:
-        return [float(cell) for cell in line.split(",")]
+        return [of(cell) for cell in line.split(",")]
     except ValueError:
         return None
+
+
+def _whole(cell: str) -> int:
+    number = int(cell)
+    if abs(number) >= 2**63:
+        raise ValueError("NumPy has no such integers")
+    return number
 
 
 def row_lines(prediction: Any, *, as_json: bool) -> Iterator[str]:
@@ -77,7 +95,7 @@ def row_lines(prediction: Any, *, as_json: bool) -> Iterator[str]:
     for row in range(len(next(iter(leaves.values())))):
         values = {name: _plain(leaf[row]) for name, leaf in leaves.items()}
         whole = values[""] if list(values) == [""] else nested(values)
-        yield json.dumps({"row": row, "prediction": whole}) if as_json else f"{row}: {json.dumps(whole)}"
+        yield records.as_json({"row": row, "prediction": whole}) if as_json else f"{row}: {json.dumps(whole)}"
 
 
 def _plain(value: Any) -> Any:

@@ -104,7 +104,8 @@ class AuxiliaryHead(nn.Module):
         published = not self.style.norm and min(x.shape[1:3]) >= 14
         x = avg_pool(x, 5, 3) if published else adaptive_avg_pool(x, 4, 4)
         x = ConvRelu(Conv("conv", 128), self.style, name="conv")(x, train=train)
-        x = nn.relu(dense(scaled(1024, self.style.width), name="fc1")(x.reshape(x.shape[0], -1)))
+        bias = nn.initializers.constant(self.style.bias)
+        x = nn.relu(dense(scaled(1024, self.style.width), bias_init=bias, name="fc1")(x.reshape(x.shape[0], -1)))
         x = ExampleDropout(self.dropout)(x, train=train, keys=keys)
         return dense(self.num_classes, name="fc2")(x).astype(jnp.float32)
 

@@ -165,7 +165,7 @@ class ImageClassification(Classification):
                 raise InputError(
                     f"task.{key}={values}: wanted one number, or one for each of the {channels} channels of the images"
                 )
-        height, width, _ = self.pixels.shape(source.image_shape)
+        height, width, _ = source.image_shape  # images are augmented before they are resized
         if self.augmentation.shift > (most := max(height, width)):  # images are padded by that much
             raise InputError(
                 f"task.augmentation.shift={self.augmentation.shift}: images of {height}x{width} are gone when they are "
@@ -174,7 +174,7 @@ class ImageClassification(Classification):
 
     def warnings(self, source: Any) -> Iterator[str]:
         """Augmentation that leaves nothing of an image, or does nothing to it."""
-        height, width, channels = self.pixels.shape(source.image_shape)
+        height, width, channels = source.image_shape
         for name in ("shift", "erase"):
             if (size := getattr(self.augmentation, name)) >= min(height, width):
                 yield (

@@ -1,16 +1,19 @@
 """Predict numbers: squared, absolute or Huber's error, and R2."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnet.data import example_shapes
 from jaxnet.errors import InputError
 from jaxnet.limits import Positive
 from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values
+
+_LEAST_VARIANCE = 1e-5  # of squared targets: less is lost in the rounding of float32
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Regression(Task):
     def measures(self, outputs: PyTree, batch: Batch) -> Measures:
         """The loss, and the sums that errors and R2 are made of."""
         target = (batch["target"].astype(jnp.float32) - self.mean) / self.std
-        single = target.ndim == 1
+        single = math.prod(target.shape[1:]) == 1
         target = target.reshape(len(target), -1)
         difference = outputs.reshape(target.shape) - target
         absolute, squared = abs(difference), difference**2
@@ -63,9 +66,21 @@ class Regression(Task):
         }
         if "target" in means:
             variance = means["squared_target"] - means["target"] ** 2
-            # Examples with one and the same target have no variance that could be explained.
-            shown["r2"] = 1 - means["squared_error"] / variance if variance > 0 else 0.0
+            # Examples with one and the same target have no variance that could be explained. What float32 has left of
+            # it beside a large mean is noise: see `warnings`.
+            known = variance > _LEAST_VARIANCE * means["squared_target"]
+            shown["r2"] = 1 - means["squared_error"] / variance if known else 0.0
         return shown
+
+    def warnings(self, source: Any) -> Iterator[str]:
+        """Targets far from `mean`, of which neither a network nor R2 in float32 sees the differences."""
+        target = np.asarray(source.rows(np.arange(min(source.num_examples, 1000)))["target"], np.float64)
+        mean, std = target.mean(), target.std()
+        if std > 0 and (mean - self.mean) ** 2 > std**2 / (10 * _LEAST_VARIANCE):
+            yield (
+                f"task.mean={self.mean:g}: the targets are {mean:.4g} with a deviation of {std:.4g}, too far from it "
+                f"for float32; set task.mean={mean:.4g} and task.std={std:.4g}"
+            )
 
     def predicted(self, outputs: PyTree) -> PyTree:
         """The numbers in the units of the target."""

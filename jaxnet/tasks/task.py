@@ -225,6 +225,18 @@ class Task:
                 read.add(name)
                 return super().__getitem__(name)
 
+            def get(self, name: str, default: Any = None) -> Any:
+                read.update({name} & self.keys())
+                return super().get(name, default)
+
+            def items(self) -> Any:
+                read.update(self)
+                return super().items()
+
+            def values(self) -> Any:
+                read.update(self)
+                return super().values()
+
         batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), dict(example))
         jax.eval_shape(lambda batch: self.asked(Watched(batch)), batch)
         return {name: example[name] for name in example if name in read} or dict(example)

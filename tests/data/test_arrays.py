@@ -116,3 +116,13 @@ def test_items_that_cannot_be():
     said = r"data: train\['x'\] of example 2 has the shape \(3,\), and of example 0 \(2,\); wanted one shape"
     with pytest.raises(InputError, match=said):
         Items(train=ragged).load("train").rows(np.arange(3))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int64"])
+def test_labels_of_any_width_are_classes(dtype):
+    features, label = np.zeros((3, 2), np.float32), np.array([0, 4, 2], dtype)
+    source = Arrays(train={"features": features, "label": label}).load("train")
+    assert source.num_classes == 5
+    assert source.rows(np.arange(3))["label"].dtype == np.int32
+    images = Arrays(train={"image": np.zeros((3, 4, 4, 1), np.uint8), "label": label}).load("train")
+    assert images.rows(np.arange(3))["label"].tolist() == [0, 4, 2]

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from jaxnet.config.run import Config, Log
-from jaxnet.data import ImageFolder, RandomSource, Shard, eval_batches, inputs_of, train_batches
+from jaxnet.data import ImageFolder, RandomSource, Shard, eval_batches, hold_out, inputs_of, train_batches
 from jaxnet.data.batches import draws
 from jaxnet.data.photos import EvaluationView, TrainingView
+from jaxnet.data.photos.decoding import DamagedImage
 from jaxnet.data.source import Inputs
 from jaxnet.errors import InputError
 from jaxnet.inference.predictor import read_picture
@@ -326,9 +327,10 @@ def turned(orientation: int, height: int = 24, width: int = 36) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.parametrize("height", [36, 37])  # of an odd margin the centre lies a pixel beside
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_turned_picture_is_seen_as_predict_sees_it(tmp_path, orientation):
-    files = {"cat/a.png": turned(orientation)}
+def test_a_turned_picture_is_seen_as_predict_sees_it(tmp_path, orientation, height):
+    files = {"cat/a.png": turned(orientation, height=height)}
     options = {"size": 16, "test_size": 16, "test_resize": 24, "threads": 1}
     write(tmp_path / "train", files)
     write(tmp_path / "test", files)
@@ -356,3 +358,19 @@ def test_broken_exif_data_turn_nothing(tmp_path):
     source = pictures(tmp_path, files, {"cat/y.jpg": data}).load("train")
     rows = source.rows(np.arange(2))["image"]
     np.testing.assert_array_equal(rows[0], rows[1])
+
+
+def test_what_is_held_back_is_seen_as_a_test_is(tmp_path):
+    write(tmp_path / "train", many())
+    dataset = ImageFolder(str(tmp_path), size=16, test_size=24, test_resize=24)
+    train, held = hold_out(dataset.load("train"), 0.2)
+    assert train.image_shape == (16, 16, 3)
+    row = held.rows(np.array([0]))
+    assert row["image"].shape[1:] == held.image_shape == (24, 24, 3)
+    whole = dataset.load("train").evaluated().rows(np.arange(dataset.load("train").num_examples))
+    assert any((row["image"][0] == image).all() for image in whole["image"])
+
+
+def test_a_picture_that_is_long_and_thin_is_damaged(tmp_path):
+    with pytest.raises(DamagedImage, match="2x60000 pixels are too long and thin for a square of side 16"):
+        EvaluationView(16, 100)(turned(1, height=60000, width=2))

@@ -1,11 +1,13 @@
 """Text in windows: every byte is predicted once, at random places in training, the same on any number of processes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.data import PythonTopics, Shard, Text, TextSource, train_batches
+from jaxnet.data import PythonTopics, Shard, Text, TextSource, hold_out, train_batches
 from jaxnet.errors import InputError
 
 
@@ -65,3 +67,42 @@ def test_what_cannot_be_read_is_named(tmp_path):
         Text(str(tmp_path / "short.txt")).load("test")
     with pytest.raises(InputError, match=r"split 'dev' does not exist"):
         PythonTopics().load("dev")
+
+
+@given(size=st.integers(20, 200), length=st.integers(2, 8), share=st.floats(0.3, 0.6), draw=st.integers(0, 2**64 - 1))
+def test_what_is_held_back_is_the_end_and_no_window_of_training_reaches_into_it(size, length, share, draw):
+    whole = TextSource(np.arange(size, dtype=np.uint8), length)
+    train, held = hold_out(whole, share)
+    assert train.num_examples + held.num_examples == whole.num_examples
+    indices = np.arange(train.num_examples)
+    seen = train.random_rows(indices, np.full(len(indices), draw, np.uint64))["tokens"]
+    targets = held.rows(np.arange(held.num_examples))["tokens"][:, 1:]
+    assert not set(seen.ravel().tolist()) & set(targets[targets >= 0].tolist())
+    kept = train.rows(indices)["tokens"]
+    assert sorted([*kept[:, 1:].ravel(), *targets[targets >= 0]]) == list(range(1, size))
+
+
+def test_places_beyond_two_gibibytes_are_found():
+    text = np.broadcast_to(np.uint8(7), 2**31 + 2**22)  # takes no memory
+    source = TextSource(text, 2**20)
+    last = np.array([source.num_examples - 2], np.int32)
+    places = []
+    source = replace(source, text=Recorded(places, len(text)))
+    source.rows(last)
+    source.random_rows(last, np.array([5], np.uint64))
+    assert [place.min() >= 0 and place.max() < len(text) for place in places] == [True, True]
+    assert places[0][0, 0] == int(last[0]) * 2**20
+
+
+class Recorded:
+    """In the place of a text that is too long for a test: keeps which places are asked for."""
+
+    def __init__(self, places, length):
+        self._places, self._length = places, length
+
+    def __len__(self):
+        return self._length
+
+    def take(self, places):
+        self._places.append(places)
+        return np.zeros(places.shape, np.uint8)

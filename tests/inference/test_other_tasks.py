@@ -12,7 +12,8 @@ from jaxnet.config.run import Config, Ensemble, Log
 from jaxnet.data import Arrays
 from jaxnet.errors import InputError
 from jaxnet.inference import load
-from jaxnet.inference.rows import continued, read_rows
+from jaxnet.inference.predictor import _arrays
+from jaxnet.inference.rows import continued, read_rows, row_lines
 from jaxnet.models import Transformer
 from jaxnet.optimizer import Optimizer
 from jaxnet.tasks import LanguageModel
@@ -106,6 +107,8 @@ def test_rows_of_files(regression, tmp_path, capsys):
     [
         ("a.csv", b"1,2\n", r"a.csv cannot be read: row 1 is 1,2: wanted 3 numbers"),
         ("a.csv", b"a,b,c\n1,2,3\n1,x,3\n", r"row 2 is 1,x,3: wanted 3 numbers"),
+        ("a.csv", b"1,,3\n4,5,6\n", r"row 1 is 1,,3: wanted 3 numbers"),
+        ("a.csv", b"NA,?,\n4,5,6\n", r"row 1 is NA,\?,: wanted 3 numbers"),
         ("a.txt", b"", r"a.txt: wanted a file named .npz or .csv with features"),
         ("a.npz", b"PK\3\4", r"a.npz cannot be read"),
         ("b.npz", None, r"b.npz cannot be read: .*No such file"),
@@ -117,6 +120,33 @@ def test_rows_that_cannot_be_read(tmp_path, name, content, said):
         path.write_bytes(content)
     with pytest.raises(InputError, match=said):
         read_rows(path, {"features": jax.ShapeDtypeStruct((3,), "float32")})
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "uint8", "float32"])
+@pytest.mark.parametrize("head", ["", "a,b,c\n", "\ufeff"])
+def test_numbers_of_a_table_are_of_the_kind_that_is_wanted(tmp_path, dtype, head):
+    (tmp_path / "a.csv").write_text(head + "1,2,3\n4,5,6\n", encoding="utf-8")
+    example = {"features": jax.ShapeDtypeStruct((3,), dtype)}
+    rows = _arrays(read_rows(tmp_path / "a.csv", example), example)["features"]
+    assert (rows.tolist(), str(rows.dtype)) == ([[1, 2, 3], [4, 5, 6]], dtype)
+
+
+def test_a_table_of_integers_has_no_fractions(tmp_path):
+    (tmp_path / "a.csv").write_text("1,2.5,3\n")
+    with pytest.raises(InputError, match=r"row 1 is 1,2\.5,3: wanted 3 whole numbers"):
+        read_rows(tmp_path / "a.csv", {"features": jax.ShapeDtypeStruct((3,), "int32")})
+
+
+@pytest.mark.parametrize(("given", "dtype"), [(70_000, "int16"), (2**40, "int32"), (-1, "uint8")])
+def test_integers_that_do_not_fit_are_refused(given, dtype):
+    example = {"tokens": jax.ShapeDtypeStruct((1,), dtype)}
+    with pytest.raises(InputError, match=f"tokens holds {given} to {given}: wanted {dtype}"):
+        _arrays({"tokens": np.array([[given]])}, example)
+
+
+def test_a_prediction_that_is_no_number_is_json_all_the_same():
+    [line] = row_lines(np.array([[np.nan]]), as_json=True)
+    assert json.loads(line, parse_constant=pytest.fail) == {"row": 0, "prediction": None}
 
 
 def test_an_archive_without_the_array(tmp_path):

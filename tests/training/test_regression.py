@@ -48,7 +48,23 @@ def test_errors_are_in_units_of_the_target():
 def test_r2_of_a_target_far_from_zero():
     found = reported(Regression(mean=1000.0, std=1.0), 1000 + TARGET, OUTPUT)
     assert found["r2"] == pytest.approx(r2(TARGET, OUTPUT), rel=1e-3)
-    assert reported(Regression(), np.full(4, 2.0, np.float32), np.zeros(4, np.float32))["r2"] == 0.0
+    column = reported(Regression(mean=1000.0, std=1.0), 1000 + TARGET[:, None], OUTPUT)
+    assert column["r2"] == pytest.approx(found["r2"])
+
+
+@pytest.mark.parametrize("value", [0.1, 2.0, 7.7, 1234.567])
+def test_one_and_the_same_target_has_no_r2(value):
+    assert reported(Regression(), np.full(2000, value, np.float32), np.zeros(2000, np.float32))["r2"] == 0.0
+
+
+@pytest.mark.parametrize(("mean", "wanted"), [(10.0, False), (1e4, True), (-1e4, True)])
+def test_targets_too_far_from_the_mean_are_told(mean, wanted):
+    source = Arrays(train={"features": TARGET[:, None], "target": np.float32(mean + TARGET)}).load("train")
+    said = list(Regression().warnings(source))
+    assert len(said) == wanted
+    assert not list(Regression(mean=mean).warnings(source))
+    if wanted:
+        assert f"set task.mean={np.float32(mean + TARGET).mean(dtype=np.float64):.4g} and task.std=" in said[0]
 
 
 def test_several_numbers_an_example_have_no_r2():

@@ -71,7 +71,9 @@ class PhotoDataset(ABC):
         quiet_pillow()
         threads = self.threads or len(os.sched_getaffinity(0))
         if split == "train":
-            return TrainingPhotos(photos, self.view, self.size, threads, DamageAccount(self.max_damaged))
+            return TrainingPhotos(
+                photos, self.view, self.size, self.test_view, threads, DamageAccount(self.max_damaged)
+            )
         return EvaluationPhotos(photos, self.test_view, threads)
 
     @abstractmethod

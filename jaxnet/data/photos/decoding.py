@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from jaxnet.data.photos.crops import Box, ChooseBox
 from jaxnet.data.png import require_all_rows
@@ -88,9 +88,9 @@ _TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def turned_upright(pixels: np.ndarray, data: bytes) -> np.ndarray:
-    """Return a square cut out of a photo, [size, size, 3], turned as the photo's EXIF data say.
+    """Return a square cut out of a photo at random, [size, size, 3], turned as the photo's EXIF data say.
 
-    To turn the square is as good as to turn the photo: a centre stays one, and a random part a random one.
+    To turn the square is as good as to turn the photo: a random part stays one.
     """
     try:
         with open_image(data) as picture:
@@ -98,6 +98,14 @@ def turned_upright(pixels: np.ndarray, data: bytes) -> np.ndarray:
     except DamagedImage:  # of the EXIF data alone: the pixels are there
         return pixels
     return pixels if turn is None else turn(pixels)
+
+
+def turned(picture: Image.Image) -> Image.Image:
+    """Return a photo turned as its EXIF data say; as it is, where these are broken."""
+    try:
+        return ImageOps.exif_transpose(picture)
+    except _BROKEN:
+        return picture
 
 
 # ---- Decoders -------------------------------------------------------------------------------------------

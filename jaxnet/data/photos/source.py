@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnet.data.batches import mix_bits
 from jaxnet.data.photos.decoding import DamagedImage, turned_upright
-from jaxnet.data.photos.views import EvaluationView, TrainingView
+from jaxnet.data.photos.views import EvaluationView, TrainingView, usual_resize
 from jaxnet.data.source import require_labels
 from jaxnet.errors import InputError, one_line
 
@@ -204,7 +204,7 @@ class EvaluationPhotos(_Photos):
         for place, row in enumerate(indices.tolist()):
             try:
                 data, label[place] = self.records.read(row)
-                image[place] = self._seen(self.view(data), data)
+                image[place] = self.view(data, turn=self.records.upright)
             except DamagedImage as error:
                 raise InputError(
                     f"{self.records.name(row)} is damaged: {error}. Every example counts in an evaluation: "
@@ -223,6 +223,7 @@ class TrainingPhotos(_Photos):
 
     view: TrainingView
     size: int
+    test_view: EvaluationView
     threads: int = 1
     account: DamageAccount = field(default_factory=DamageAccount)
 
@@ -242,8 +243,12 @@ class TrainingPhotos(_Photos):
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the centre of these examples, without randomness."""
-        view = EvaluationView(self.size, -(-self.size * 8 // 7))  # 224 of 256, and that ratio at other sizes
+        view = EvaluationView(self.size, usual_resize(self.size))
         return EvaluationPhotos(self.records, view).rows(indices)
+
+    def evaluated(self) -> EvaluationPhotos:
+        """Return the same photos as a test sees them."""
+        return EvaluationPhotos(self.records, self.test_view, self.threads)
 
     def random_rows(self, indices: np.ndarray, draws: np.ndarray) -> dict[str, np.ndarray]:
         """Read, decode and crop these examples as the draws decide; 'id' holds the rows that were really given."""

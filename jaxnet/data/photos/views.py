@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from jaxnet.data.photos.crops import Box, centre_box, random_box, short_side
-from jaxnet.data.photos.decoding import best_decoder, open_image
+from jaxnet.data.photos.decoding import best_decoder, open_image, turned
 from jaxnet.data.photos.distort import ColourJitter, RandAugment
 from jaxnet.data.source import to_mode
 from jaxnet.errors import InputError
@@ -81,10 +81,18 @@ class EvaluationView:
         if not 1 <= self.size <= self.resize:
             raise InputError(f"the size {self.size} of a test image must be 1 .. test_resize={self.resize}")
 
-    def __call__(self, data: bytes) -> np.ndarray:
-        """Return the view: uint8 [size, size, 3]; DamagedImage if it cannot be decoded."""
+    def __call__(self, data: bytes, *, turn: bool = False) -> np.ndarray:
+        """Return the view: uint8 [size, size, 3]; DamagedImage if it cannot be decoded.
+
+        With `turn` the photo is first turned as its EXIF data say. The centre of a turned photo is not always the
+        centre, turned: where a margin is odd, it lies a pixel beside.
+        """
         with open_image(data) as picture:
-            return np.asarray(centre_crop(to_mode(picture, "RGB"), self.size, self.resize))
+            upright = turned(picture) if turn else picture
+            return np.asarray(centre_crop(to_mode(upright, "RGB"), self.size, self.resize))
+
+
+_MOST_PIXELS = 10**8
 
 
 def usual_resize(size: int) -> int:
@@ -95,6 +103,8 @@ def usual_resize(size: int) -> int:
 def centre_crop(picture: Image.Image, size: int, resize: int) -> Image.Image:
     """Resize the shorter side to `resize`, then return the square of side `size` in the centre."""
     height, width = short_side(picture.height, picture.width, resize)
+    if height * width > _MOST_PIXELS:  # of which all but a square would be thrown away
+        raise ValueError(f"{picture.width}x{picture.height} pixels are too long and thin for a square of side {size}")
     resized = picture.resize((width, height), Image.Resampling.BILINEAR)
     top, left, _, _ = centre_box(height, width, size)
     return resized.crop((left, top, left + size, top + size))
