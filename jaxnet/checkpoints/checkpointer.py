@@ -37,6 +37,7 @@ from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, described, named
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.checkpoints.reader import other_steps, read_state
 from jaxnet.errors import InputError
+from jaxnet.files import parse_json
 
 _log = logging.getLogger("jaxnet")
 
@@ -226,8 +227,11 @@ class Checkpointer:
             )
         values = {name: float(value) for name, value in metrics.items()}
         about = {"step": step, "extra": extra, "metrics": values, "leaves": leaves}
-        # Copy it: the caller may change `extra` before the background thread writes it.
-        copied: dict[str, Any] = json.loads(json.dumps(about))
+        # Copy it: the caller may change `extra` before the background thread writes it. As it will be read.
+        try:
+            copied: dict[str, Any] = parse_json(json.dumps(about))
+        except ValueError as error:
+            raise InputError(f"extra of checkpoint step {step} could not be read again: {error}") from error
         return copied
 
     # ---- The phases of a save ------------------------------------------------------------------------------

@@ -159,5 +159,6 @@ def why_not(act: Callable[[], Any]) -> str:
         # Orbax's storage buries the system's reason in a paragraph about its own paths.
         code = re.search(r"os_error_code='(\d+)'", str(error))
         number = int(code[1]) if code else error.errno if isinstance(error, OSError) else None
-        return os.strerror(number) if number else (str(error) or type(error).__name__).splitlines()[0]
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return os.strerror(number) if number else first
     return ""

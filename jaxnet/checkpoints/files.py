@@ -117,9 +117,14 @@ class CheckpointFiles:
             time.sleep(0.05)
 
     def publish(self, staged: Path, step: int) -> None:
-        """Rename the staged and sealed directory to `step`; from then on it is a checkpoint."""
+        """Rename the staged and sealed directory to `step`; from then on it is a checkpoint. OSError: it is none."""
         staged.rename(self.path(step))
-        flush_directory(self.root)
+        try:
+            flush_directory(self.root)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.path(step).rename(staged)
+            raise
 
     def retire(self, keep: int, best: Best | None) -> None:
         """Delete the steps that are neither among the newest `keep` nor the best.

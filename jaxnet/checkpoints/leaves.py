@@ -117,7 +117,7 @@ class Replaceable(NamedTuple):
 
     def split(self, leaves: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
         """Return the replaceable ones of `leaves`, by name, and the others."""
-        own = {name: leaf for name, leaf in leaves.items() if name.startswith(self.under)}
+        own = {name: leaf for name, leaf in leaves.items() if f"{name}/".startswith(self.under)}  # 'comm' is in 'comm/'
         return own, {name: leaf for name, leaf in leaves.items() if name not in own}
 
 

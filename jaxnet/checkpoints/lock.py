@@ -89,8 +89,8 @@ class Owner(NamedTuple):
             return None
 
     def runs(self) -> bool | None:
-        """Return whether that process runs; None if it is on another host or in another container."""
-        if not self.machine or self.machine != self.this(locked=False).machine:
+        """Return whether that process runs; None if it is on another host, in another container, or hidden."""
+        if not self.machine or self.machine != self.this(locked=False).machine or _is_hidden(self.pid):
             return None
         return started(self.pid) == self.started != ""
 
@@ -106,6 +106,17 @@ def started(pid: int) -> str:
     fields = stat.rpartition(")")[2].split()
     # fields[0] is the state: Z is a zombie, X is dead. fields[19] is the start time.
     return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether there is such a process and /proc does not show it to this user, as with the mount option hidepid."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return not Path(f"/proc/{pid}").exists()
+    except (OSError, OverflowError):
+        pass
+    return False
 
 
 def _user() -> str:
@@ -180,7 +191,8 @@ class Lock:
         """Give it back. Never fails: the next run finds that the owner of a lock left behind has ended."""
         with contextlib.suppress(OSError):
             self._path(self._number, _HELD).rename(self._path(self._number, _FREE))
-        os.close(self._file)
+        with contextlib.suppress(OSError):  # NFS may report a write only now
+            os.close(self._file)
 
     def _try_to_take(self) -> bool:
         """Create the next number; return False if another run created it first, raise InputError if one lives."""
@@ -238,7 +250,7 @@ class Lock:
         """Return whether the file's time changes before it is `patience` seconds old by its file system's clock."""
         try:
             seen = path.lstat().st_mtime
-            left = self._patience - (self._now() - seen)
+            left = min(self._patience - (self._now() - seen), self._patience)  # a clock may have been set back
             if left > 0:
                 self._say(f"{self._directory} is locked by {Owner.read(path) or 'a run'}; waiting for a sign of life")
             end = time.monotonic() + left

@@ -5,6 +5,8 @@ processes; what only others hold of them is gathered first. What process 0 resto
 a time.
 """
 
+import contextlib
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -66,7 +68,9 @@ class JaxProcesses(Consensus):
 
     def collect(self, leaf: Any) -> Any:
         """Return the whole array on process 0, and None on the others."""
-        if leaf.is_fully_replicated or leaf.is_fully_addressable:
+        if leaf.is_fully_addressable:
+            return np.asarray(leaf) if self.primary else None
+        if leaf.is_fully_replicated:
             return np.asarray(leaf.addressable_data(0)) if self.primary else None
         whole = multihost_utils.process_allgather(leaf, tiled=True)
         return whole if self.primary else None
@@ -105,13 +109,18 @@ class OneWriter:
     ):
         self._processes = processes
         self._own: Checkpointer | None = None  # stays None but on process 0
+        with contextlib.ExitStack() as until_all_have_looked:
 
-        def make() -> None:
-            self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence, alone=True)
+            def make() -> str:
+                self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence, alone=True)
+                # Under a name that no other directory has, such as one of the same path on another host.
+                probe = until_all_have_looked.enter_context(
+                    tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-")
+                )
+                return Path(probe.name).name
 
-        processes.decided(make)
-        if shared:
-            seen = enumerate(processes.gathered(directory.is_dir()))
+            name = processes.decided(make)
+            seen = enumerate(processes.gathered(not shared or (directory / name).exists()))
             if blind := [process for process, sees in seen if not sees]:
                 raise not_shared(directory, blind)
 
@@ -137,18 +146,24 @@ class OneWriter:
         shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
         # What is made anew is made by all, below: here zeros stand for it.
         zeros = {} if replaceable is None else replaceable.split(named_leaves(shapes))[0]
-        blank = None if replaceable is None else replaceable._replace(make=lambda: nested(zeros))
+        made: list[bool] = []  # likewise
 
-        def restore(own: Checkpointer) -> tuple[int, dict[str, Any], dict[str, str]] | None:
+        def zeros_instead() -> Any:
+            made.append(True)
+            return nested(zeros)
+
+        blank = None if replaceable is None else replaceable._replace(make=zeros_instead)
+
+        def restore(own: Checkpointer) -> tuple[int, dict[str, Any], dict[str, str], bool] | None:
             restored = own.restore_latest(shapes, up_to=up_to, defaults=defaults, replaceable=blank)
             found.extend(filter(None, [restored]))
-            return (found[0].step, found[0].extra, dict(found[0].replaced)) if found else None
+            return (found[0].step, found[0].extra, dict(found[0].replaced), bool(made)) if found else None
 
         about = self._on_process_zero(restore)
         if about is None:
             return None
-        step, extra, replaced = about
-        anew = named_leaves(replaceable.make()) if replaceable and replaced else {}
+        step, extra, replaced, makes_anew = about
+        anew = named_leaves(replaceable.make()) if replaceable and makes_anew else {}
         leaves = named_leaves(found[0].state) if found else {}
         state = [
             anew[name] if name in anew else placed(self._processes.send(leaves.get(name), leaf), leaf)

@@ -67,6 +67,7 @@ class Mirror:
         self._directory = mirror_of(url)
         self._during = contextlib.ExitStack()
         self._fetching = threading.Thread(target=self._fetch, name="download", daemon=True)
+        self._left = threading.Event()
         self._failure: Exception | None = None
         self._uploads: Uploads | None = None
         self._told: set[str] = set()
@@ -126,6 +127,9 @@ class Mirror:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._during:
+            # Who takes the lock next must not write beside this download; it ends with the file that it is fetching.
+            self._left.set()
+            self._fetching.join()
             self.send(error)
 
     def send(self, error: BaseException | None = None) -> None:
@@ -141,9 +145,13 @@ class Mirror:
 
     def _fetch(self) -> None:
         try:
-            _bring(self._store, self._directory, self._say)
+            _bring(self._store, self._directory, self._say, self._still_wanted)
         except Exception as error:
             self._failure = error  # for `ready`
+
+    def _still_wanted(self) -> None:
+        if self._left.is_set():
+            raise OSError("the download was given up")
 
     def _tell(self, line: str) -> None:
         """Say a line once."""
@@ -164,8 +172,11 @@ class Mirror:
 # ---- What the directory holds at the start -------------------------------------------------------------
 
 
-def _bring(store: Store, directory: Path, say: Say) -> None:
-    """Make the directory, and its record, hold what the store does, unless the store was filled from the directory."""
+def _bring(store: Store, directory: Path, say: Say, wanted: Callable[[], None]) -> None:
+    """Make the directory, and its record, hold what the store does, unless the store was filled from the directory.
+
+    `wanted` is called before each file, and may raise.
+    """
     stored = stored_steps(store)
     if directory.exists() and not _is_newest(directory, stored):
         _clear(directory, store.url, say)
@@ -177,11 +188,14 @@ def _bring(store: Store, directory: Path, say: Say) -> None:
     fresh = directory.with_name(f"{directory.name}.fetching")
     fresh.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        with contextlib.suppress(FileNotFoundError):
+        wanted()
+        try:
             store.fetch(name, fresh / name)
+        except FileNotFoundError:
+            (fresh / name).unlink(missing_ok=True)  # of an earlier start, and deleted from the store since
     forget_others(fresh / STEPS, stored)
     for step in reversed(stored):
-        fetch_step(store, step, stored[step], fresh / STEPS)
+        fetch_step(store, step, stored[step], fresh / STEPS, wanted)
     Record(stored, {}).write(fresh)
     fresh.rename(directory)
 

@@ -54,10 +54,10 @@ def send_step(store: Store, directory: Path, step: int, fence: Fence, moved: Mov
     store.send(directory / NAME, f"{_step(step)}/{NAME}", moved)
 
 
-def fetch_step(store: Store, step: int, seal: str, root: Path) -> None:
+def fetch_step(store: Store, step: int, seal: str, root: Path, wanted: Callable[[], None] = lambda: None) -> None:
     """Make a step of the store, with that digest, one of the local checkpoints in `root`; unchecked.
 
-    One that is there already is not fetched again.
+    One that is there already is not fetched again. `wanted` is called before each file, and may raise.
     """
     files = CheckpointFiles(root)
     there = files.path(step)
@@ -69,6 +69,7 @@ def fetch_step(store: Store, step: int, seal: str, root: Path) -> None:
     staged = files.staging(step, "fetched")
     files.stage(staged)
     for name in store.names(_step(step)):
+        wanted()
         store.fetch(f"{_step(step)}/{name}", staged / name)
     files.publish(staged, step)
 

@@ -5,6 +5,7 @@ once, one of them gets it: a lock needs that.
 """
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from jaxnet.files import MOST_BYTES, replacing
 
 _SCHEMES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}  # what has to be installed, and the extra that does it
 _MOST_NAME_BYTES = 255  # of a file
+_OF_THIS_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)
 _KNOWN = "gs://BUCKET/NAME (Google Cloud Storage), s3://BUCKET/NAME (Amazon S3), or a directory"
 
 
@@ -138,11 +140,14 @@ class Store:
 
     @contextlib.contextmanager
     def _one_error(self, *passed: type[OSError]) -> Iterator[None]:
-        """Make what the libraries of all kinds of storage raise a StoreFailed, but for the errors `passed`."""
+        """Make what the libraries of all kinds of storage raise a StoreFailed, but for the errors `passed`.
+
+        And for those of this machine's disk, such as a full one, which no store answers.
+        """
         try:
             yield
         except Exception as error:
-            if isinstance(error, passed):
+            if isinstance(error, passed) or (isinstance(error, OSError) and error.errno in _OF_THIS_MACHINE):
                 raise
             raise StoreFailed(self.url, error) from error
 

@@ -210,6 +210,8 @@ class RestartLoop:
         over = threading.Event()
         growing = threading.Thread(target=self._grow, args=(paths, stop, over), daemon=True)
         growing.start()
+        if not self._signals.empty():  # it came before `run_together` took the signals
+            stop()
         try:
             yield
         finally:
@@ -230,7 +232,7 @@ class RestartLoop:
         result = attempt.result
         if result.failure is None:
             self._status = 0
-            return result.stopped and not result.signalled
+            return result.stopped and not result.signalled and not self._told_to_end(0.0)
         self._status = exit_status(result.failure.returncode)
         what = describe(result.failure, result.others)
         decision = self._policy.after(attempt)

@@ -156,7 +156,8 @@ def ending(returncode: int) -> str:
     'was killed by SIGKILL (9)'
     """
     if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name} ({-returncode})"
+        named = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {named.get(-returncode, 'a real-time signal')} ({-returncode})"
     return f"exited with status {returncode}"
 
 

@@ -1,5 +1,6 @@
 """Save, restore on other meshes, keep the newest and the best, and refuse what does not fit."""
 
+import functools
 import json
 import shutil
 
@@ -10,7 +11,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.checkpoints import Checkpointer, Replaceable
+from jaxnet.checkpoints import Checkpointer, NotSaved, Replaceable, files
+from jaxnet.checkpoints.consensus import why_not
 from jaxnet.checkpoints.reader import find_checkpoint, read_leaves
 from jaxnet.errors import InputError
 from support.checkpointing import Run, assert_same_bits, host_state, like, mesh_of, on
@@ -208,3 +210,39 @@ def test_leaves_that_can_be_made_anew_are_where_they_differ_and_only_they(run):
         checkpoints.restore_latest(like(four, {**wanted, "w": saved["w"][:5]}), replaceable=replaceable)
     with pytest.raises(InputError, match="comm/residual is"):
         checkpoints.restore_latest(like(four, wanted))
+
+
+def test_a_failure_always_has_a_word():
+    def fail(text):
+        raise ValueError(text)
+
+    assert why_not(lambda: fail("\n\nsomething broke")) == "something broke"
+    assert why_not(lambda: fail("")) == "ValueError"
+
+
+def test_what_could_not_be_read_again_is_not_saved(tmp_path):
+    deep = functools.reduce(lambda inner, _: [inner], range(70), 1)
+    checkpoints = Checkpointer(tmp_path)
+    with pytest.raises(InputError, match=r"extra of checkpoint step 1 could not be read again: .* more than 64 deep"):
+        checkpoints.save(1, {"w": np.zeros(2, np.float32)}, extra={"deep": deep})
+    checkpoints.close()
+
+
+def test_a_step_that_cannot_be_made_sure_of_is_none_and_may_be_saved_again(tmp_path, monkeypatch):
+    checkpoints, broken = Checkpointer(tmp_path), [True]
+    flush = files.flush_directory
+
+    def fails_once(path):
+        if broken and path == tmp_path:
+            broken.clear()
+            raise OSError(5, "Input/output error")
+        flush(path)
+
+    monkeypatch.setattr(files, "flush_directory", fails_once)
+    checkpoints.save(1, {"w": np.ones(2, np.float32)}, extra={})
+    with pytest.raises(NotSaved, match="Input/output error"):
+        checkpoints.wait()
+    assert checkpoints.steps() == []
+    checkpoints.save(1, {"w": np.ones(2, np.float32)}, extra={})
+    checkpoints.close()
+    assert Checkpointer(tmp_path).steps() == [1]

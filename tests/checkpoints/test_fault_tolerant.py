@@ -69,7 +69,7 @@ def test_a_directory_that_cannot_be_written_and_one_that_vanishes(run):
     for step in (20, 30):
         checkpoints.save(step, run.state(step), extra={})
         checkpoints.wait()
-    assert [f"checkpoint step {step} could not be written" in line for step, line in zip((20, 30), said, strict=True)]
+    assert [line.partition(" could not be written")[0] for line in said] == ["checkpoint step 20", "checkpoint step 30"]
     assert all("No such file or directory" in line for line in said)
     away.rename(run.path)
     checkpoints.save(40, run.state(40), extra={})

@@ -8,7 +8,7 @@ import optax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnet.checkpoints.leaves import described, differences, named_leaves, nested
+from jaxnet.checkpoints.leaves import Replaceable, described, differences, named_leaves, nested
 
 
 class Pair(NamedTuple):
@@ -59,3 +59,8 @@ def test_described_and_differences():
         "c (float64[1]) is not wanted",
         "d (int32[]) is absent",
     ]
+
+
+def test_a_state_of_one_array_is_replaceable_too():
+    own, others = Replaceable("comm/", dict).split({"comm": 1, "comm/a": 2, "common": 3})
+    assert (own, others) == ({"comm": 1, "comm/a": 2}, {"common": 3})

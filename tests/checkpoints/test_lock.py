@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -93,8 +94,11 @@ def test_another_host_that_beats_is_refused(tmp_path):
     assert ["waiting for a sign of life" in line for line in said] == [True]
 
 
-def test_another_host_that_falls_silent_is_waited_for_and_replaced(tmp_path):
-    left_by(tmp_path, **ELSEWHERE)
+@pytest.mark.parametrize("ahead", [0, 3600])
+def test_another_host_that_falls_silent_is_waited_for_and_replaced(tmp_path, ahead):
+    """Not longer because its clock went ahead, or this one was set back."""
+    path = left_by(tmp_path, **ELSEWHERE)
+    os.utime(path, 2 * (time.time() + ahead,))
     said = []
     Lock(tmp_path, patience=0.3, say=said.append).release()
     assert [line.rpartition("; ")[2] for line in said] == ["waiting for a sign of life", "taking over"]
@@ -249,3 +253,14 @@ def test_the_heart_goes_on_after_a_failure_of_the_disk():
 
     with Heartbeat(0.01, beat):
         assert enough.wait(30)
+
+
+def test_a_process_that_the_system_hides_is_not_taken_for_dead(monkeypatch):
+    def refuse(pid, number):
+        raise PermissionError(1, "Operation not permitted")
+
+    owner = Owner.this(locked=True)._replace(pid=2**22 + 1)  # more than there can be
+    assert owner.runs() is False
+    monkeypatch.setattr(os, "kill", refuse)
+    assert owner.runs() is None
+    assert Owner.this(locked=True).runs() is True

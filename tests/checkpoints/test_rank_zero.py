@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnet.checkpoints import Checkpointer, MPIProcesses, OneWriter
+from jaxnet.checkpoints import Checkpointer, JaxProcesses, MPIProcesses, OneWriter, Replaceable
 from jaxnet.errors import InputError
 
 
@@ -107,12 +107,48 @@ def test_what_the_first_cannot_do_is_an_error_on_all(tmp_path):
     assert "cannot be written" in str(first)
 
 
-def test_a_directory_that_not_all_see_is_refused(tmp_path):
+@pytest.mark.parametrize("there", [False, True])
+def test_a_directory_that_not_all_see_is_refused(tmp_path, there):
+    """Such as one of each host, of the same name, in which an earlier run has left something."""
+
     def open_elsewhere(side):
-        OneWriter(tmp_path / str(side.index), MPIProcesses(side))
+        directory = tmp_path / str(side.index) / "checkpoints"
+        if there:
+            directory.mkdir(parents=True)
+        OneWriter(directory, MPIProcesses(side))
 
     for error in both(open_elsewhere):
         assert "is not shared: process 1 does not see" in str(error)
+
+
+def test_what_a_checkpoint_lacks_is_made_by_all_and_is_not_zero(tmp_path):
+    def without(side):
+        checkpoints = OneWriter(tmp_path, MPIProcesses(side))
+        checkpoints.save(1, jax.device_put(STATE, sharding_of(side)), extra={})
+        checkpoints.close()
+
+    def with_memory(side):
+        ones = jax.device_put({"guess": np.ones(3, np.float32)}, sharding_of(side))
+        like = jax.device_put({**STATE, "comm": ones}, sharding_of(side))
+        checkpoints = OneWriter(tmp_path, MPIProcesses(side))
+        anew = Replaceable("comm/", lambda: {"comm": ones})
+        restored = checkpoints.restore_latest(like, replaceable=anew)
+        checkpoints.close()
+        return np.asarray(restored.state["comm"]["guess"]).tolist()
+
+    assert both(without) == [None, None]
+    assert both(with_memory) == [[1.0] * 3] * 2
+
+
+def test_one_process_saves_the_whole_of_an_array_in_shards(tmp_path):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("device",))
+    state = {"w": jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, P("device")))}
+    checkpoints = OneWriter(tmp_path, JaxProcesses())
+    checkpoints.save(1, state, extra={})
+    restored = checkpoints.restore_latest(state)
+    checkpoints.close()
+    np.testing.assert_array_equal(restored.state["w"], np.arange(8))
+    assert restored.state["w"].sharding == state["w"].sharding
 
 
 def test_both_play_by_the_same_rules():

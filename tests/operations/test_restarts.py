@@ -7,8 +7,8 @@ import pytest
 
 from jaxnet.cluster.progress import PROGRESS, Progress, furthest, noted, read_progress, sign_of_life, stopped_status
 from jaxnet.errors import InputError
-from jaxnet.operations.restarts import LaunchAttempt, RestartPolicy, report
-from jaxnet.operations.supervise import ChildResult, Ended
+from jaxnet.operations.restarts import LaunchAttempt, RestartLoop, RestartPolicy, report
+from jaxnet.operations.supervise import ChildResult, Ended, ending
 
 KILL = -signal.SIGKILL
 
@@ -104,3 +104,32 @@ def test_a_sign_of_life_that_cannot_be_given_is_none(tmp_path):
 def test_a_status_that_no_process_can_have(text):
     with pytest.raises(InputError, match=r"JAXNET_STOPPED_STATUS is .*; it must be a whole number from 0 to 255"):
         stopped_status({"JAXNET_STOPPED_STATUS": text})
+
+
+def test_a_signal_while_an_attempt_is_being_started_ends_it(tmp_path, monkeypatch):
+    """It comes after the loop has looked, and before what watches the processes takes signals."""
+    loop = RestartLoop(_Alone(), tmp_path, 1.0, 3)
+
+    def run(ranks, grace_seconds, beside):
+        loop._signals.put(signal.SIGTERM)
+        stopped = []
+        with beside(lambda: stopped.append(True)):
+            pass
+        return ChildResult(None, 0, 1.0, "", False, stopped=bool(stopped))
+
+    monkeypatch.setattr("jaxnet.operations.restarts.run_together", run)
+    assert loop.run() == 0
+    assert [each.result.stopped for each in loop._attempts] == [True]
+
+
+class _Alone:
+    def gather(self, attempt):
+        return []
+
+    def await_more(self, over):
+        return ""
+
+
+def test_any_signal_has_a_word():
+    assert ending(-9) == "was killed by SIGKILL (9)"
+    assert ending(-37) == "was killed by a real-time signal (37)"

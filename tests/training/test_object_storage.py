@@ -20,6 +20,7 @@ from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.object_storage import mirror, reading, store, uploads
 from jaxnet.object_storage.lock import StoreLock
+from jaxnet.object_storage.mirror import _bring
 from jaxnet.object_storage.steps import stored_steps
 from jaxnet.object_storage.store import Store, StoreFailed, remote_url
 from jaxnet.training import workdir
@@ -575,3 +576,34 @@ def test_a_store_that_cannot_be_read_is_named(bucket, monkeypatch):
         jaxnet.load(URL)
     with pytest.raises(StoreFailed):
         Store(URL).names("lock")
+
+
+def test_a_full_disk_of_this_machine_is_no_fault_of_the_store(bucket, tmp_path, monkeypatch):
+    store = Store(URL)
+    store.write("metrics.jsonl", b"{}")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", str(tmp_path / "a"))
+
+    monkeypatch.setattr(store._fs, "get_file", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        store.fetch("metrics.jsonl", tmp_path / "a")
+    assert not isinstance(raised.value, StoreFailed)
+
+
+def test_what_an_earlier_start_has_fetched_and_the_store_has_no_more_is_deleted(bucket, tmp_path):
+    store, directory = Store(URL), tmp_path / "run"
+    store.write("config.json", b"{}")
+    begun = []
+
+    def give_up():
+        begun.append(True)
+        if len(begun) > 1:
+            raise OSError("the download was given up")
+
+    with pytest.raises(OSError, match="given up"):
+        _bring(store, directory, begun.append, give_up)
+    assert (tmp_path / "run.fetching/config.json").exists()
+    store.delete(["config.json"])
+    _bring(store, directory, begun.append, lambda: None)
+    assert not (directory / "config.json").exists()

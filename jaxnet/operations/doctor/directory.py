@@ -114,18 +114,19 @@ def check_shared(talk: Talk, workdir: Path) -> Finding:
 
     1. Rank 0 makes a folder and writes its file.  2. The others read that and write their own.  3. Rank 0 reads those.
     """
-    name, problem = talk.gather("shared workdir", _begin(workdir) if talk.rank == 0 else ["", ""])[0]
-    if problem:
-        return failed(_CHECK, f"{workdir}: rank 0 {problem}", _CURE)
-    folder = nearest(workdir) / name
+    begun = _begin(workdir) if talk.rank == 0 else ["", ""]
     try:
+        name, problem = talk.gather("shared workdir", begun)[0]
+        if problem:
+            return failed(_CHECK, f"{workdir}: rank 0 {problem}", _CURE)
+        folder = nearest(workdir) / name
         problems = talk.gather("joined workdir", _tried(lambda: _join(folder, talk.rank)))
         wrote = [rank for rank, problem in enumerate(problems) if not problem]
         unseen = talk.gather("seen workdir", _unseen(folder, wrote) if talk.rank == 0 else [])[0]
     finally:
         if talk.rank == 0:
             with suppress(TimedOut):
-                within(_ANSWER_SECONDS, lambda: shutil.rmtree(folder, ignore_errors=True))
+                within(_ANSWER_SECONDS, lambda: shutil.rmtree(nearest(workdir) / begun[0], ignore_errors=True))
     return _judge(workdir, problems, unseen)
 
 
