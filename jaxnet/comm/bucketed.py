@@ -257,11 +257,10 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
         sums, state = inner.reduce(permuted(grads), state)
         return jax.tree.unflatten(jax.tree.structure(grads), in_place(sums, order)), state
 
-    return Reducer(
-        lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),
-        reduce_fn,
-        lambda shapes, axis_sizes: inner.plan(permuted(shapes), axis_sizes),
-        inner.message,
+    return inner._replace(
+        init=lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),
+        reduce=reduce_fn,
+        plan=lambda shapes, axis_sizes: inner.plan(permuted(shapes), axis_sizes),
     )
 
 

@@ -8,7 +8,6 @@ Another package adds names of its own by an entry point, in its pyproject.toml:
 
 import difflib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
@@ -86,7 +85,8 @@ _SIZES: Mapping[tuple[str, str], Mapping[str, int | None]] = {
     ("halving_doubling", "tpu"): {"piece_bytes": None},
 }
 
-_SCALARS = (bool, int, float, float | None)
+_SCALARS = (bool, int, float, float | None, int | None)
+_LARGEST, _SMALLEST = 1e38, 1e-38  # float32 ends there
 
 
 def named_strategy(
@@ -123,10 +123,13 @@ def named_strategy(
     given = {"bucket_bytes": bucket_bytes, "all_reduce": all_reduce}
     chosen = settings | {key: value for key, value in given.items() if value is not None}
     arguments = {**_SIZES.get((base, platform), {}), **chosen}
+    maker = _maker(base)
     try:
-        made = _maker(base)(**arguments)
-    except ValueError as error:
-        raise ValueError(f"strategy {name!r}: {error}") from error
+        made = maker(**arguments)
+    except Exception as error:
+        if base in STRATEGIES and not isinstance(error, ValueError):
+            raise
+        raise ValueError(f"strategy {name!r}: {error or type(error).__name__}") from error
     if not isinstance(made, Strategy):
         raise ValueError(f"strategy {name!r}: {installed_strategies()[base].value} returned {made!r:.60}, no Strategy")
     return replace(made, name=name)
@@ -201,7 +204,8 @@ def _setting(base: str, setting: str) -> tuple[str, Any]:
     try:
         return key, _value(text, kind)
     except ValueError:
-        wanted = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+        whole = f"a whole number below {2**31}"
+        wanted = {bool: "true or false", int: whole, int | None: whole}.get(kind, "a number that float32 holds")
         raise ValueError(f"strategy {base!r}: {key}={text}: wanted {wanted}") from None
 
 
@@ -210,7 +214,11 @@ def _value(text: str, kind: Any) -> bool | int | float:
         if text not in ("true", "false"):
             raise ValueError(text)
         return text == "true"
-    value = int(text) if kind is int else float(text)
-    if not math.isfinite(value):
+    if kind in (int, int | None):
+        if abs(whole := int(text)) >= 2**31:  # programs count in int32
+            raise ValueError(text)
+        return whole
+    value = float(text)
+    if not (value == 0 or _SMALLEST <= abs(value) <= _LARGEST):
         raise ValueError(text)
     return value

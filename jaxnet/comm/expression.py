@@ -91,6 +91,8 @@ def _arguments(signature: inspect.Signature, given: Mapping[str, Any]) -> Iterat
 
 def _is_default(value: Any, parameter: inspect.Parameter) -> bool:
     default = parameter.default
+    if isinstance(value, np.ndarray):  # equals nothing in one word
+        return False
     return default is not parameter.empty and (value is default or bool(value == default))
 
 
@@ -102,6 +104,8 @@ def _text(value: Any, name: str) -> str:
         return value.__name__
     if isinstance(value, np.generic):
         return repr(value.item())
+    if isinstance(value, np.ndarray):
+        return repr(value.tolist())
     if type(value) in (tuple, list):
         return _sequence_text(value, name)
     return repr(value)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxnet.comm.bucketed import bucketed
 from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import LOSSY, require_varying, varying_along, varying_axes, without_derivative
-from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size
+from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Collective, Plan, PyTree, Reducer, devices_joined
 
 _SAVING = 2  # a leaf travels as factors if they have at most 1/2 of its elements, as in PyTorch's hook
 
@@ -189,12 +189,15 @@ def _typed_like(value: jax.Array, like: jax.Array) -> jax.Array:
 
 def _axes(together: Reducer, axis_sizes: AxisSizes) -> tuple[str, ...]:
     """The axes over which the factors are summed, as their plan says."""
-    collectives = together.plan([jax.ShapeDtypeStruct((1,), jnp.float32)], axis_sizes).collectives
-    return tuple(dict.fromkeys(axis for collective in collectives for axis in collective.axes))
+    return tuple(dict.fromkeys(axis for each in _planned(together, axis_sizes) for axis in each.axes))
 
 
 def _devices(together: Reducer, axis_sizes: AxisSizes) -> int:
-    return axes_size(_axes(together, axis_sizes), axis_sizes)
+    return devices_joined(_planned(together, axis_sizes), axis_sizes)
+
+
+def _planned(together: Reducer, axis_sizes: AxisSizes) -> tuple[Collective, ...]:
+    return together.plan([jax.ShapeDtypeStruct((1,), jnp.float32)], axis_sizes).collectives
 
 
 def _guard(matrices: _Matrices, axes: tuple[str, ...]) -> None:

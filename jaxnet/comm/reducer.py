@@ -101,6 +101,18 @@ def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
     return math.prod(axis_size(axis, axis_sizes) for axis in axes)
 
 
+def devices_joined(collectives: Iterable[Collective], axis_sizes: Mapping[str, int]) -> int:
+    """Number of devices that these join: the product of the sizes of their axes, of which MPI's ranks are one.
+
+    >>> device = Collective("reduce-scatter", ("device",), 4, 100, "float32")
+    >>> host = Collective("all-reduce", ("host",), 3, 25, "float32", transport="mpi")
+    >>> devices_joined([device, host, device], {"host": 1, "device": 4})
+    12
+    """
+    sizes = {axis: axis_size(axis, axis_sizes) for each in collectives for axis in each.axes}
+    return math.prod({**sizes, **{each.axes[0]: each.size for each in collectives if each.transport == "mpi"}}.values())
+
+
 def axis_size(axis: str, axis_sizes: Mapping[str, int]) -> int:
     """The size of one axis; ValueError, which names the axes that there are, if the mesh lacks it.
 
@@ -316,7 +328,8 @@ def as_gradient_transformation(reducer: Reducer, axis_sizes: AxisSizes) -> Gradi
     ) -> tuple[PyTree, PyTree]:
         del params, extra_args
         sums, state = reducer.reduce(updates, state)
-        count = axes_size(axes, BOUND_AXES)
+        ranks = [each for each in reducer.plan(updates, BOUND_AXES).collectives if each.transport == "mpi"]
+        count = axes_size(axes, BOUND_AXES) * devices_joined(ranks, BOUND_AXES)
         return jax.tree.map(lambda total: total / count, sums), state
 
     return GradientTransformation(init_fn, update_fn)

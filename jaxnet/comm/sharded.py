@@ -12,6 +12,7 @@ and `b`; a row for each device, with zeros where a leaf does not divide:
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import jax
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.as_html import html_code
-from jaxnet.comm.buckets import Bucket, BucketPlan, pack, plan_buckets, require_cap, unpack
+from jaxnet.comm.buckets import Bucket, BucketPlan, Piece, pack, plan_buckets, require_cap, unpack
 from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.guards import require_summable, require_varying
 from jaxnet.comm.halves import Halves, HalvesPlan, xla_halves
@@ -264,7 +265,28 @@ def scatter_after(inner: Sharded) -> Sharded:
 @expressed
 def as_reducer(inner: Sharded) -> Reducer:
     """Scatter, then gather at once: an all-reduce, for a loop that carries no shards."""
-    return stateless(lambda values: inner.gather(inner.scatter(values), values), inner.plan)
+
+    def plan(shapes: PyTree, axis_sizes: AxisSizes) -> Plan:
+        # A plan of shards gathers first, in as many collectives as it scatters, and counts one device's shard.
+        own, leaves = inner.plan(shapes, axis_sizes), jax.tree.leaves(shapes)
+        half = len(own.collectives) // 2
+        whole = own.buckets and _whole_messages(own.buckets, leaves, axes_size(inner.axes, axis_sizes))
+        return Plan((*own.collectives[half:], *own.collectives[:half]), buckets=whole)
+
+    return stateless(lambda values: inner.gather(inner.scatter(values), values), plan)
+
+
+def _whole_messages(buckets: BucketPlan, leaves: Sequence[jax.ShapeDtypeStruct], devices: int) -> BucketPlan:
+    """The messages of all `devices`, of buckets that hold one device's shards."""
+    made, done = [], [0] * len(leaves)
+    for bucket in buckets.buckets:
+        pieces: list[Piece] = []
+        for piece in bucket.pieces:
+            size = filled(math.prod(leaves[piece.leaf].shape), devices, piece.start, piece.size)
+            pieces.append(Piece(piece.leaf, done[piece.leaf], size, sum(each.size for each in pieces)))
+            done[piece.leaf] += size
+        made.append(replace(bucket, pieces=tuple(pieces), padded=devices * bucket.padded))
+    return BucketPlan(tuple(tuple(leaf.shape) for leaf in leaves), buckets.dtypes, tuple(made))
 
 
 # ---- A leaf in shards ----

@@ -176,11 +176,14 @@ class Strategy:
         """The expression that makes what the step runs, such as `during(bucketed(...))`."""
         if self.kind == "replicated" and self.schedule != "priority":
             return f"{self.schedule}({self.reducer!r})"
-        return repr(self)
+        return f"Strategy({self._made_of})"
+
+    @property
+    def _made_of(self) -> str:
+        return f"{self.reducer!r}" + ("" if self.schedule == "during" else f", {self.schedule!r}")
 
     def __repr__(self) -> str:
-        schedule = "" if self.schedule == "during" else f", {self.schedule!r}"
-        return f"Strategy({self.reducer!r}{schedule})"
+        return f"Strategy({self._made_of}{'' if self.exact else ', exact=False'})"
 
     def _repr_html_(self) -> str:
         named = ": ".join(filter(None, (self.name, self.summary)))

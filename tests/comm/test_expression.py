@@ -1,5 +1,7 @@
 """Reducers, shards, codecs and groupings print as the expression that makes them, and it evaluates back."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -125,3 +127,23 @@ def test_a_reducer_of_the_users_own_prints_where_it_was_made():
 def test_the_door_names_what_it_has_once():
     assert len(set(comm.__all__)) == len(comm.__all__)
     assert all(hasattr(comm, name) for name in comm.__all__)
+
+
+@pytest.mark.parametrize("name", comm.STRATEGIES)
+def test_what_a_strategy_prints_is_as_exact_as_it_is(name):
+    strategy = comm.named_strategy(name)
+    if strategy.reducer is not None:
+        again = evaluated(replace(strategy, name=""))
+        assert (again.exact, again.schedule, repr(again)) == (strategy.exact, strategy.schedule, repr(strategy))
+
+
+def test_an_order_of_a_reducer_is_by_shape_as_that_is():
+    assert comm.in_order((1, 0), powersgd(2, all_reduce("host"), factors=all_reduce("host"))).by_shape
+    assert not comm.in_order((1, 0), all_reduce("host")).by_shape
+
+
+def test_measured_times_are_printed_as_numbers():
+    reducer = in_order(np.array([1, 0]), all_reduce())
+    assert repr(reducer) == "in_order([1, 0], all_reduce())"
+    times = np.array([0.0, 1.0])
+    assert comm.STRATEGIES["mg_wfbp"](ready_seconds=times).reducer is not None

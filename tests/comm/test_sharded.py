@@ -262,3 +262,21 @@ def test_in_a_loop_that_is_not_ours():
     got = mapped(lambda shards: way.gather(shards, params), mesh, cut, P())(shards)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_reducer_of_shards_plans_in_the_order_of_issue_and_counts_whole_messages():
+    """Of the leaves [1024] and [10] on 8 devices: scattered, then gathered the last first; 10 elements in 16."""
+    shapes, sizes = [jax.ShapeDtypeStruct((n,), "float32") for n in (1024, 10)], {"host": 2, "device": 4}
+    plan = comm.as_reducer(sharded(comm.AXES, bucket_bytes=1, split=False)).plan(shapes, sizes)
+    issued = [("reduce-scatter", 1024), ("reduce-scatter", 16), ("all-gather", 16), ("all-gather", 1024)]
+    assert [(each.kind, each.elements) for each in plan.collectives] == issued
+    assert [(bucket.size, bucket.padded) for bucket in plan.buckets.buckets] == [(1024, 1024), (10, 16)]
+
+
+@pytest.mark.parametrize("name", comm.STRATEGIES)
+def test_buckets_of_every_replicated_strategy_hold_every_element_once(name):
+    strategy, shapes = comm.named_strategy(name), [jax.ShapeDtypeStruct(each, "float32") for each in ((33, 7), (5,))]
+    if strategy.kind in ("xla", "sharded") or strategy.reducer.by_shape:
+        return
+    plan = strategy.reducer.plan(shapes, {"host": 2, "device": 4})
+    assert sum(bucket.size for bucket in plan.buckets.buckets) == 33 * 7 + 5
