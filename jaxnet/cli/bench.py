@@ -289,10 +289,14 @@ def asked_workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
     if args.config is None:
         return named_workload(args.model or "dense", mesh, args.batch)
 
+    from jaxnet.comm import HOST
     from jaxnet.config.file import load_config
     from jaxnet.training.prepare import workload_of
 
     config = load_config(args.config, *args.overrides)
+    hosts = mesh.shape[HOST]
+    if config.hosts not in (None, hosts):
+        raise InputError(f"hosts={config.hosts}: the mesh has {hosts}; leave hosts out, and give --mesh HxD")
     return workload_of(Path(args.config).stem, config, mesh)
 
 

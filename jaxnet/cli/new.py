@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from jaxnet.command_line import Commands, given_path
-from jaxnet.errors import InputError
+from jaxnet.errors import InputError, printable
 
 _DESCRIPTION = """\
 Write a config to begin with: a small network of your own on the handwritten digits that come with jaxnet. It is a
@@ -67,12 +67,18 @@ def run_new(args: argparse.Namespace) -> int:
     path: Path = args.file
     if path.suffix != ".py":
         raise InputError(f"{path}: wanted a name that ends in .py, such as my_config.py")
+    name = printable(str(path))
     try:
-        with path.open("x") as file:
-            file.write(_CONFIG.format(name=path))
+        with path.open("x", encoding="utf-8") as file:
+            try:
+                file.write(_CONFIG.format(name=name))
+                file.flush()
+            except OSError:
+                path.unlink(missing_ok=True)  # so that a second try is not refused
+                raise
     except FileExistsError as error:
-        raise InputError(f"{path} exists and is left alone; give another name") from error
+        raise InputError(f"{name} exists and is left alone; give another name") from error
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
-    print(f"written to {path}; train it: jaxnet train --config {path}")
+        raise InputError(f"{name} cannot be written: {error.strerror}") from error
+    print(f"written to {name}; train it: jaxnet train --config {name}")
     return 0

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.command_line import (
@@ -52,7 +53,7 @@ def add_plan(commands: Commands) -> None:
         "--mesh",
         type=mesh_sizes,
         metavar="HxD",
-        help="hosts x devices, in place of the config's; default 2x4",
+        help="hosts x devices, in place of the config's; default 2x4, or eight devices of `hosts` hosts",
     )
     _add_on(parser)
     parser.add_pictures("also draw what is sent; with --on: the modelled step")
@@ -68,19 +69,29 @@ def run_plan(args: argparse.Namespace) -> int:
     hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
-    from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
     from jaxnet.figures import write_figure
 
     say_progress("preparing the run")
-    plan = _prepared(load_config(args.config, *args.overrides), make_mesh(hosts)).plan
-    say_progress(f"compiling the step for {hosts} x {devices} CPU devices")
+    config = load_config(args.config, *args.overrides)
+    plan = _prepared(config, _emulated(args, config)).plan
+    say_progress("compiling the step for {host} x {device} CPU devices".format(**plan.form.mesh.shape))
     plan = plan.verified()
     if args.pictures:
         write_figure(plan.draw(), args.pictures)
     end_progress()
     print(json.dumps(plan.as_json(), indent=2) if args.json else plan)
     return 0
+
+
+def _emulated(args: argparse.Namespace, config: "Config") -> "Mesh":
+    """The emulated devices as the mesh of `--mesh`, or else with the config's number of hosts, or two."""
+    from jaxnet.comm import make_mesh
+    from jaxnet.training.processes import mesh_of
+
+    if args.mesh:
+        return make_mesh(args.mesh[0])
+    return mesh_of(replace(config, hosts=2 if config.hosts is None else config.hosts))
 
 
 def _prepared(config: "Config", mesh: "Mesh") -> "Experiment":
@@ -234,19 +245,21 @@ def _without_config(args: argparse.Namespace) -> str:
 
 
 def _draw_strategies(args: argparse.Namespace) -> int:
-    if given := [name for name in ("config", "on", "json") if getattr(args, name)]:
-        raise InputError(f"--drawings draws strategies on any model: leave --{given[0]} out")
+    given = [f"--{name}" for name in ("config", "on", "json") if getattr(args, name)]
+    given += [f"--{args.pictures[0].suffix[1:]}"] if args.pictures else []
+    if given := [*given, *args.overrides]:
+        raise InputError(f"--drawings draws strategies on any model: leave {given[0]} out")
     hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
-    from jaxnet.files import replace
+    from jaxnet import files
     from jaxnet.report.travel import drawings
 
     drawn = drawings(hosts, devices)
     try:
         args.drawings.mkdir(parents=True, exist_ok=True)
         for name, text in drawn.items():
-            replace(args.drawings / f"{name}.svg", text + "\n")
+            files.replace(args.drawings / f"{name}.svg", text + "\n")
     except OSError as error:
         raise InputError(f"{args.drawings} cannot be written: {error.strerror or error}") from error
     print(f"{len(drawn)} drawings in {args.drawings}")
@@ -333,10 +346,23 @@ def _settable(row: dict[str, Any]) -> str:
 
 
 def _described() -> list[dict[str, Any]]:
-    from jaxnet.comm import STRATEGIES, installed_strategies, named_strategy
+    from jaxnet.comm import STRATEGIES, installed_strategies
 
     ours = [make() for make in STRATEGIES.values()]
-    return [_row(each) for each in [*ours, *map(named_strategy, installed_strategies())]]
+    return [_row(each) for each in [*ours, *_made(installed_strategies())]]
+
+
+def _made(names: Iterable[str], bucket_bytes: int | None = None) -> Iterator["Strategy"]:
+    """The strategies called so; of another package's that cannot be made, a warning."""
+    from jaxnet.comm import STRATEGIES, has_bucket_size, named_strategy
+
+    for name in names:
+        try:
+            yield named_strategy(name, bucket_bytes if has_bucket_size(name) else None)
+        except ValueError as error:
+            if name.partition(":")[0] in STRATEGIES:
+                raise
+            print(f"warning: {error}", file=sys.stderr)
 
 
 def _row(strategy: "Strategy") -> dict[str, Any]:
@@ -358,11 +384,10 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
     hosts, devices = args.mesh or (2, 4)
     emulate_devices(hosts, devices)
 
-    from jaxnet.comm import make_mesh
     from jaxnet.config.file import load_config
 
     config = load_config(args.config, *args.overrides)
-    experiment = _prepared(config, make_mesh(hosts))
+    experiment = _prepared(config, _emulated(args, config))
     shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
     shapes = [shapes[index] for index in experiment.form.options.order or range(len(shapes))]
     rows = _planned(config, shapes, experiment.mesh, experiment.total_steps)
@@ -379,9 +404,7 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
         all_reduce,
         as_sent,
         bucketed,
-        has_bucket_size,
         installed_strategies,
-        named_strategy,
         platform_of,
         wire_bytes_per_axis,
     )
@@ -391,11 +414,8 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
     least = sum(wire_bytes_per_axis(flat).values())
     rows = []
     given = [config.strategy] if isinstance(config.strategy, str) else []
-    strategies = [
-        named_strategy(name, config.bucket_bytes if has_bucket_size(name) else None)
-        for name in dict.fromkeys([*STRATEGIES, *installed_strategies(), *given])
-        if name != AUTO
-    ]
+    names = dict.fromkeys([*STRATEGIES, *installed_strategies(), *given])
+    strategies = [*_made((name for name in names if name != AUTO), config.bucket_bytes)]
     strategies += [config.strategy] if isinstance(config.strategy, Strategy) else []
     for strategy in strategies:
         row = _row(strategy)

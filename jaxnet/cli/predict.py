@@ -63,14 +63,12 @@ def add_predict(commands: Commands) -> None:
     parser.add_argument(
         "--temperature",
         type=_temperature,
-        default=0.0,
         metavar="T",
         help="of --continue: 0, the default: the likeliest byte; 1: drawn as the network says",
     )
     parser.add_argument(
         "--seed",
         type=whole(0, 2**32 - 1, "JAX takes 32 bits of a seed"),
-        default=0,
         metavar="S",
         help="of these draws; default 0",
     )
@@ -111,6 +109,8 @@ def run_predict(args: argparse.Namespace) -> int:
 
     show_warnings()
     quiet_pillow()
+    if args.count is None and (args.temperature, args.seed) != (None, None):
+        raise InputError("--temperature and --seed are those of --continue: give --continue N too")
     choice = {name: getattr(args, name) for name in ("step", "best", "model", "config", "dtype", "member")}
     predictor = load(args.trained, **choice, batch=args.batch)
     if args.count is not None:
@@ -124,7 +124,8 @@ def _continue(predictor: "Predictor", args: argparse.Namespace) -> int:
     from jaxnet.inference.rows import continued
 
     for text in args.images:
-        made = continued(predictor, os.fsencode(text), args.count, temperature=args.temperature, seed=args.seed)
+        temperature, seed = args.temperature or 0.0, args.seed or 0
+        made = continued(predictor, os.fsencode(text), args.count, temperature=temperature, seed=seed)
         shown = made.decode(errors="replace")
         plain = printable(text + shown, keep="\n\t")
         print(json.dumps({"text": text, "continued": shown}) if args.json else plain, flush=True)

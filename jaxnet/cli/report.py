@@ -41,9 +41,7 @@ def add_report(commands: Commands) -> None:
     parser.add_argument(
         "--serve", type=_port, nargs="?", const=8000, metavar="PORT", help="serve that page until Ctrl-C; default 8000"
     )
-    parser.add_argument(
-        "--address", default="127.0.0.1", metavar="IP", help="of --serve; default 127.0.0.1: this machine alone"
-    )
+    parser.add_argument("--address", metavar="IP", help="of --serve; default 127.0.0.1: this machine alone")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_report)
 
@@ -51,6 +49,8 @@ def add_report(commands: Commands) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Write or serve a page; else read the ledger, add up, print."""
     show_warnings()
+    if args.address is not None and args.serve is None:
+        raise InputError("--address is that of --serve: give both, or leave it out")
     if args.html or args.serve is not None:
         if args.json or (args.html and args.serve is not None):
             raise InputError("give one of --html, --serve and --json")
@@ -102,16 +102,17 @@ def _serve(args: argparse.Namespace) -> int:
     from jaxnet.report.run_files import labels_of
     from jaxnet.report.served import page_server
 
+    address = args.address or "127.0.0.1"
     for workdir in args.workdirs:
         if url := remote_url(workdir):
             raise InputError(f"{url}: only runs on this machine are followed; --html FILE makes a page of it")
     try:
-        server = page_server(dict(zip(labels_of(args.workdirs), args.workdirs, strict=True)), args.address, args.serve)
+        server = page_server(dict(zip(labels_of(args.workdirs), args.workdirs, strict=True)), address, args.serve)
     except OSError as error:
-        where = f"--address {args.address} --serve {args.serve}"
+        where = f"--address {address} --serve {args.serve}"
         raise InputError(f"{where}: cannot listen there: {error.strerror or error}; give another port") from error
     with server:
-        print(f"http://{args.address}:{server.server_address[1]}/ until Ctrl-C", flush=True)
+        print(f"http://{address}:{server.server_address[1]}/ until Ctrl-C", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -74,9 +74,9 @@ def add_simulate(commands: Commands) -> None:
         "--failure-hours", type=_number, metavar="H", help="a host fails once in so many hours: also goodput"
     )
     parser.add_argument(
-        "--save-seconds", type=_number, default=10.0, metavar="S", help="training waits so long for a save; default 10"
+        "--save-seconds", type=_number, metavar="S", help="training waits so long for a save; default 10"
     )
-    parser.add_argument("--restart-seconds", type=_number, default=120.0, metavar="S", help="of a restart; default 120")
+    parser.add_argument("--restart-seconds", type=_number, metavar="S", help="of a restart; default 120")
     parser.add_argument("--paper", metavar="NAME", help="a published table; 'all': how far off each is")
     parser.add_pictures("also draw efficiency against devices")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -97,11 +97,19 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
+    from jaxnet.cost.step_bench import in_pieces
+
     given = {name: getattr(args, name) for name in ("config", "model", "batch", "rate", "on", "strategy")}
     if args.paper is not None:
-        if said := [f"--{name}" for name, value in given.items() if value is not None]:
+        more = {name: getattr(args, name) or None for name in ("dtype", "strong", "examples", "failure_hours")}
+        said = [f"--{name.replace('_', '-')}" for name, value in {**given, **more}.items() if value is not None]
+        if said := [*said, *args.overrides]:
             raise InputError(f"--paper has a network and a machine of its own: leave {' and '.join(said)} out")
         return
+    if pieces := [label for label in args.strategy or () if in_pieces(label)]:
+        raise InputError(f"--strategy {pieces[0]}: a simulation knows no step in pieces; leave +pieces out")
+    if not args.failure_hours and (args.save_seconds, args.restart_seconds) != (None, None):
+        raise InputError("--save-seconds and --restart-seconds count where hosts fail: give --failure-hours H too")
     wanted = ("on",) if args.config is not None else ("model", "batch", "rate", "on")
     if missing := [f"--{name}" for name in wanted if given[name] is None]:
         raise InputError(
@@ -228,7 +236,7 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
     from jaxnet.cost.accelerators import ACCELERATORS
     from jaxnet.cost.simulation import Work
     from jaxnet.cost.step_bench import labelled_strategy
-    from jaxnet.training.scaling import compiled_rate, layers_of
+    from jaxnet.training.scaling import compiled_rate, network_of
 
     config = load_config(args.config, *args.overrides)
     platform = ACCELERATORS[machine.name].platform if machine.name in ACCELERATORS else "gpu"
@@ -245,7 +253,7 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
     if args.rate is None and machine.name not in ACCELERATORS:
         raise InputError(f"--on {args.on}: no compiler here knows a {machine.name}; give --rate R, as measured on one")
     source = source_for_plan(config)
-    layers = layers_of(config, source)
+    layers, dtype = network_of(config, source)
     if args.rate is not None:
         rate, assumed = args.rate, f"one device {args.rate:,.1f} examples/s, as given"
     else:
@@ -259,7 +267,7 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
             f"one device {rate:,.1f} examples/s: its compiled step at half of the published rates, of which ResNet-50 "
             "reaches 0.41 to 0.61 on an A100; small operations, which wait for their launch, reach less"
         )
-    return Work(args.config.stem, layers, batch, rate, args.dtype or "float32"), strategies, assumed
+    return Work(args.config.stem, layers, batch, rate, args.dtype or dtype), strategies, assumed
 
 
 def _row(args: argparse.Namespace, found: "Simulated", hosts: int) -> dict[str, float]:
@@ -269,7 +277,7 @@ def _row(args: argparse.Namespace, found: "Simulated", hosts: int) -> dict[str, 
     row: dict[str, float] = found._asdict()
     goodput = 1.0
     if args.failure_hours:
-        kept = upkeep(hosts, 3600 * args.failure_hours, args.save_seconds, args.restart_seconds)
+        kept = upkeep(hosts, 3600 * args.failure_hours, args.save_seconds or 10.0, args.restart_seconds or 120.0)
         goodput = kept.goodput
         row |= {"save_every_seconds": kept.interval, "goodput": goodput}
     if args.examples:

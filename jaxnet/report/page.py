@@ -16,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxnet.comm.as_html import html_folded
+from jaxnet.errors import one_line
 from jaxnet.report.curves import (
     BOTTOM,
     HEIGHT,
@@ -70,16 +71,23 @@ def page(runs: Sequence[RunFiles], *, live: str = "") -> str:
 
 
 def _sections(runs: Sequence[RunFiles]) -> Iterator[tuple[str, str, str]]:
-    yield "figures", "Final figures", _figures(runs)
-    yield "curves", "Curves", _charts(runs, _metric_names(runs))
-    yield "speed", "Speed", _charts(runs, _RATES)
-    yield "time", "Where the time went", "".join(map(_account, runs))
-    yield "sends", "What a step sends", "".join(map(_plan, runs))
-    yield "step", "A step in time", "".join(_step(run) for run in runs if run.timeline)
-    yield "config", "Config", _configs(runs)
-    yield "checkpoints", "Checkpoints", "".join(map(_checkpoints, runs))
-    yield "faults", "What went wrong", "".join(map(_faults, runs))
-    yield "environment", "Environment", _environments(runs)
+    for name, title, made in (
+        ("figures", "Final figures", lambda: _figures(runs)),
+        ("curves", "Curves", lambda: _charts(runs, _metric_names(runs))),
+        ("speed", "Speed", lambda: _charts(runs, _RATES)),
+        ("time", "Where the time went", lambda: "".join(map(_account, runs))),
+        ("sends", "What a step sends", lambda: "".join(map(_plan, runs))),
+        ("step", "A step in time", lambda: "".join(_step(run) for run in runs if run.timeline)),
+        ("config", "Config", lambda: _configs(runs)),
+        ("checkpoints", "Checkpoints", lambda: "".join(map(_checkpoints, runs))),
+        ("faults", "What went wrong", lambda: "".join(map(_faults, runs))),
+        ("environment", "Environment", lambda: _environments(runs)),
+    ):
+        try:
+            yield name, title, made()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # a file that jaxnet has not written
+            said = html.escape(one_line(error) or type(error).__name__)
+            yield name, title, f"<p>cannot be shown: {said}</p>"
 
 
 def _asset(name: str) -> str:

@@ -115,9 +115,9 @@ def travel_svg(strategy: Strategy, hosts: int = 2, devices: int = 4) -> str:
     moves = [(move, len(list(again))) for move, again in itertools.groupby(moves_of(strategy, hosts, devices))]
     shown = moves if len(moves) <= _MOST_PANELS else moves[: _MOST_PANELS - 1]
     width, tall = devices * _STEP + _PANEL_GAP, hosts * _STEP + _TOP + 40
-    columns = min(len(shown) + (len(shown) < len(moves)), 6)
-    rows = -(-(len(shown) + (len(shown) < len(moves))) // columns)
-    said = "; ".join(_words(*each) for each in shown)
+    columns = max(1, min(len(shown) + (len(shown) < len(moves)), 6))
+    rows = max(1, -(-(len(shown) + (len(shown) < len(moves))) // columns))
+    said = "; ".join(_words(*each) for each in shown) or "nothing travels"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * width} {rows * tall}" '
         f'width="{columns * width}" role="img" style="max-width:100%;height:auto;background:#fff" '

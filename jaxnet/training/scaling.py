@@ -7,6 +7,7 @@ Nothing is run. Where no rate has been measured, the step is compiled for one de
 """
 
 import dataclasses
+from collections import Counter
 
 import jax
 
@@ -28,7 +29,14 @@ REACHED = 0.5
 
 
 def layers_of(config: Config, source: Source | None = None) -> tuple[Layer, ...]:
+    """The parameters of a config's network: see `network_of`, which also tells their dtype."""
+    return network_of(config, source)[0]
+
+
+def network_of(config: Config, source: Source | None = None) -> tuple[tuple[Layer, ...], str]:
     """The parameters of a config's network, as forward uses them, each with the operations in which it is a factor.
+
+    And the dtype of most of them, in which their gradients travel.
 
     Args:
         config: of the run.
@@ -44,7 +52,11 @@ def layers_of(config: Config, source: Source | None = None) -> tuple[Layer, ...]
     flops = parameter_flops(step_loss(config, "jit", ()), *variables, batch, keys)
     leaves = jax.tree.leaves(variables.params)
     order = experiment.form.options.order or range(len(leaves))
-    return tuple(Layer(leaves[index].size, flops[index]) for index in reversed(order))
+    layers = tuple(Layer(leaves[index].size, flops[index]) for index in reversed(order))
+    sizes = Counter[str]()
+    for leaf in leaves:
+        sizes[leaf.dtype.name] += leaf.size
+    return layers, sizes.most_common(1)[0][0] if sizes else "float32"
 
 
 def compiled_rate(config: Config, kind: str, batch: int, source: Source | None = None) -> float:

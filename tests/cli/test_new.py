@@ -30,3 +30,19 @@ def test_what_it_refuses(name, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "there.py").write_text("mine")
     says(refused(lambda: run(["new", name]), capsys), [words])
     assert (tmp_path / "there.py").read_text() == "mine"
+
+
+def test_a_name_that_no_text_holds_and_a_disk_that_is_full_leave_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["new", "\udcff.py"]) == 0
+    capsys.readouterr()
+    compile((tmp_path / "\udcff.py").read_text(encoding="utf-8"), "a", "exec")
+
+    monkeypatch.setattr("jaxnet.cli.new._CONFIG", Full())
+    says(refused(lambda: run(["new", "b.py"]), capsys), ["b.py cannot be written: No space left on device"])
+    assert not (tmp_path / "b.py").exists()
+
+
+class Full(str):
+    def format(self, **_):
+        raise OSError(28, "No space left on device")

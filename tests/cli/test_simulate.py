@@ -118,9 +118,35 @@ def test_a_paper_stands_beside_the_simulation(capsys):
         ([*GIVEN[1:], "--strategy", "zero"], "is not simulated"),
         ([*GIVEN[1:], "--strategy", "ddpp"], "did you mean 'ddp'?"),
         ([*GIVEN[1:], "--on", "h100"], "wanted MACHINE:HOSTSxDEVICES"),
+        (["--paper", "caffe2_57x", "--strong", "--dtype", "float16"], "leave --dtype and --strong out"),
+        (["--paper", "s_caffe_reduction", "epochs=3"], "leave epochs=3 out"),
+        ([*GIVEN[1:], "--strategy", "ddp+pieces"], "leave +pieces out"),
+        ([*GIVEN[1:], "--save-seconds", "5"], "give --failure-hours H too"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(arguments, words):
     with pytest.raises(InputError) as caught:
         run(["simulate", *arguments])
     assert words in str(caught.value)
+
+
+def test_gradients_travel_in_the_dtype_of_the_parameters(tmp_path, capsys):
+    (tmp_path / "half.py").write_text(HALF)
+    given = ["simulate", "--config", str(tmp_path / "half.py"), "--on", "h100:2x8", "--rate", "1e5", "--json"]
+    assert json.loads(printed(capsys, *given))["gradient_bytes"] == 2 * 650
+    assert json.loads(printed(capsys, *given, "--dtype", "float32"))["gradient_bytes"] == 4 * 650
+
+
+HALF = """
+import flax.linen as nn
+from jaxnet import Config
+from jaxnet.data import Digits
+
+class Half(nn.Module):
+    @nn.compact
+    def __call__(self, images, train=False):
+        return nn.Dense(10, param_dtype="bfloat16")(images.reshape(len(images), -1))
+
+def get_config():
+    return Config(model=Half(), data=Digits(), batch_size=64, epochs=1)
+"""

@@ -6,6 +6,7 @@ import pytest
 
 from jaxnet.cli.main import run
 from jaxnet.comm import STRATEGIES
+from jaxnet.report.travel import drawings
 from support.programs import ROOT
 from support.refusals import refused, says
 
@@ -81,3 +82,26 @@ def test_drawings_of_all_but_xla(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == f"27 drawings in {tmp_path}/drawn\n"
     assert (tmp_path / "drawn/torus.svg").read_text().startswith("<svg ")
     says(refused(lambda: run(["strategies", "--drawings", str(tmp_path), "--json"]), capsys), ["leave --json out"])
+
+
+def test_the_number_of_hosts_of_a_config_counts_and_that_of_a_mesh_before_it(capsys):
+    def sizes(*arguments):
+        assert run(["plan", "--config", DIGITS, "--json", "strategy=flat", *arguments]) == 0
+        return json.loads(capsys.readouterr().out)["mesh"]
+
+    assert sizes("hosts=4") == {"host": 4, "device": 2}
+    assert sizes() == {"host": 2, "device": 4}
+    assert sizes("hosts=4", "--mesh", "1x8") == {"host": 1, "device": 8}
+    says(
+        refused(lambda: run(["plan", "--config", DIGITS, "hosts=3"]), capsys), ["hosts=3: ", "wanted one of 1, 2, 4, 8"]
+    )
+
+
+@pytest.mark.parametrize("more", [["epochs=3"], ["--png", "x.png"]])
+def test_drawings_take_nothing_else(more, tmp_path, capsys):
+    given = ["strategies", "--drawings", str(tmp_path / "d"), *more]
+    says(refused(lambda: run(given), capsys), [f"leave {more[0]} out"])
+
+
+def test_drawings_of_one_device(capsys):
+    assert "nothing travels" in drawings(1, 1)["ddp"]

@@ -151,6 +151,24 @@ def test_a_file_that_is_missing_or_odd_costs_its_own_section(tmp_path, name, con
     Reader(made)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("plan.json", '{"planned": [{}]}'),
+        ("plan.json", '{"planned": [{"kind": "a", "axes": ["b"], "elements": 1, "dtype": "cc"}]}'),
+        ("plan.json", '{"buckets": [1]}'),
+        ("summary.json", '{"metrics": null}'),
+    ],
+)
+def test_a_file_that_jaxnet_has_not_written_costs_its_own_section_too(tmp_path, name, content):
+    write(tmp_path / "a")
+    (tmp_path / "a" / name).write_text(content)
+    made = page([read_run("a", tmp_path / "a")])
+    assert 'id="curves"' in made
+    assert "cannot be shown: " in made
+    Reader(made)
+
+
 def test_a_long_run_makes_a_page_of_less_than_a_megabyte(tmp_path):
     lines = [
         {"step": step, "split": "train", "loss": 1 + step % 7, "accuracy": 0.5, "extra": step, "more": -step, "last": 1}

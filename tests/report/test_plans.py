@@ -60,4 +60,4 @@ def test_bytes_beside_each_other():
 
 def test_a_step_that_sends_nothing_is_drawn():
     [axes] = prepare(CONFIG, comm.make_mesh(1, jax.devices()[:1])).plan.draw().axes
-    assert sum(lengths(axes).values()) >= 0
+    assert {name: length for name, length in lengths(axes).items() if name != "buckets"} in ({}, {"all axes": 0})

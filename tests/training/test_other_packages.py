@@ -59,6 +59,14 @@ def test_it_is_listed(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["halves", "during"]
 
 
+def test_one_that_cannot_be_made_is_a_warning_beside_the_list(theirs, capsys):
+    assert run(["strategies"]) == 0
+    said = capsys.readouterr()
+    assert {"ddp", "halves"} <= {line.split()[0] for line in said.out.splitlines()}
+    assert "warning: strategy 'absent': " in said.err
+    assert "warning: strategy 'nothing': " in said.err
+
+
 def test_it_trains_and_its_model_is_loaded_without_the_config(theirs, tmp_path):
     module = importlib.import_module(theirs)
     config = jaxnet.Config(
