@@ -159,6 +159,9 @@ def _in_program(program: Program, steps: Computation, compute: int) -> tuple[lis
             # A later part of one that is under way; its last one, as far as is known.
             during = computed[place] - computed[found[known].start + 1]
             found[known] = replace(found[known], done=place, compute_during=during)
+            if step.op == "send":  # behind its `recv`; a message is what is sent
+                of = next((origin[name] for name in step.operands if name in origin), "")
+                found[known] = replace(found[known], arrays=_described(step).arrays, of=of)
             under_way[step.name] = known
         elif (collective := _collective(program, step)) is not None:
             under_way.update(dict.fromkeys([step.name, *joined], len(found)))

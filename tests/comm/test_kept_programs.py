@@ -5,6 +5,7 @@ tests/accelerators/keep_programs.py writes them; tests/accelerators compiles ane
 
 import collections
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,22 @@ def test_no_collective_is_counted_twice(path):
     assert len({each.name for each in found}) == len(found)
     assert all(each.start <= each.done for each in found)
     assert len(found) <= 3 * len(planned)
+
+
+@pytest.mark.parametrize("path", [path for path in KEPT if "_2x2_2_" in path.name], ids=lambda path: path.stem)
+def test_what_is_received_first_is_the_same_message(path):
+    """Between slices the scheduler may begin to receive before it sends: a gather's result, or a part of a sum."""
+    head, planned, text = read(path)
+    lines = text.splitlines()
+    received = {_rendezvous(line): place for place, line in enumerate(lines) if " recv(" in line}
+    for place, line in enumerate(lines):
+        if " send(" in line and (other := received[_rendezvous(line)]) > place:
+            lines[place], lines[other] = lines[other], lines[place]
+    swapped = "\n".join(lines)
+    assert swapped != text
+    check = verify(swapped, planned, head["axis_sizes"])
+    assert check.ok, check.explain()
+
+
+def _rendezvous(line):
+    return re.search(r'_xla_host_transfer_rendezvous="([^"]*)"', line)[1]
