@@ -6,6 +6,7 @@ a time.
 """
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -114,13 +115,14 @@ class OneWriter:
             def make() -> str:
                 self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence, alone=True)
                 # Under a name that no other directory has, such as one of the same path on another host.
-                probe = until_all_have_looked.enter_context(
-                    tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-")
-                )
-                return Path(probe.name).name
+                number, probe = tempfile.mkstemp(dir=directory, prefix=".probe-")
+                os.close(number)
+                until_all_have_looked.callback(Path(probe).unlink, missing_ok=True)
+                return Path(probe).name
 
             name = processes.decided(make)
-            seen = enumerate(processes.gathered(not shared or (directory / name).exists()))
+            sees_it = os.path.exists(directory / name)  # noqa: PTH110  # Path.exists may raise, on one process alone
+            seen = enumerate(processes.gathered(not shared or sees_it))
             if blind := [process for process, sees in seen if not sees]:
                 raise not_shared(directory, blind)
 

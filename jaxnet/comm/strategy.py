@@ -185,6 +185,9 @@ class Strategy:
     def __repr__(self) -> str:
         return f"Strategy({self._made_of}{'' if self.exact else ', exact=False'})"
 
+    def __str__(self) -> str:
+        return f"Strategy({self._made_of})"  # in a run's config.json, with which a later version must agree
+
     def _repr_html_(self) -> str:
         named = ": ".join(filter(None, (self.name, self.summary)))
         return html_code(repr(self)) + (html_line(named) if named else "")

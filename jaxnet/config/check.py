@@ -113,8 +113,6 @@ def _check_optimizer(optimizer: Optimizer) -> None:
             f"optimizer.warmup_steps={optimizer.warmup_steps} and optimizer.warmup_epochs={optimizer.warmup_epochs}: "
             "both say how long warm-up is; set one of them to 0"
         )
-    if optimizer.name == "lamb" and optimizer.nesterov:
-        raise InputError("optimizer.nesterov=true does not go with optimizer.name=lamb, which has no such form")
     _check_milestones(optimizer)
     for pattern, multiplier in optimizer.groups:
         if multiplier < 0:
@@ -128,6 +126,8 @@ def recipe_warnings(config: Config, source: Source, steps_per_epoch: float, tota
     """
     if warning := endless_warmup(config, steps_per_epoch, total_steps):
         yield warning
+    if isinstance(config.optimizer, Optimizer) and config.optimizer.name == "lamb" and config.optimizer.nesterov:
+        yield "optimizer.nesterov=true: it counts for nothing with optimizer.name=lamb; leave it out"
     profile = config.profile
     if profile.steps and profile.start >= total_steps:
         yield f"profile.start={profile.start}: the run has {total_steps} steps, so nothing is traced; begin earlier"

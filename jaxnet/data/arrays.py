@@ -60,14 +60,14 @@ class Arrays:
         """Return a split."""
         if split not in self._splits:
             raise InputError(f"data: Arrays has no {split!r}: it has {', '.join(self._splits) or 'nothing'}; give it")
-        arrays = self._splits[split]
+        arrays = _with_classes(self._splits[split])
         classes = self._num_classes()
         if set(arrays) == {"image", "label"} and arrays["image"].dtype == np.uint8 and arrays["image"].ndim == 4:
             return ArraySource(arrays["image"], arrays["label"], classes or 0)
         return ArrayRows(arrays) if classes is None else LabelledRows(arrays, classes)
 
     def _num_classes(self) -> int | None:
-        labels = [arrays["label"] for arrays in self._splits.values() if "label" in arrays]
+        labels = [_with_classes(arrays)["label"] for arrays in self._splits.values() if "label" in arrays]
         if not labels or any(label.dtype != np.int32 or label.ndim != 1 for label in labels):
             return None
         classes = max(int(label.max()) for label in labels) + 1
@@ -76,15 +76,20 @@ class Arrays:
         return classes
 
 
+def _with_classes(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same with labels as int32, as classes are, if they are integers from 0 on of another width."""
+    label = arrays.get("label")
+    if label is None or label.ndim != 1 or label.dtype.kind not in "iu" or not np.can_cast(label.dtype, np.int32):
+        return arrays
+    return {**arrays, "label": label.astype(np.int32, copy=False)} if label.min() >= 0 else arrays
+
+
 def _checked(split: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if not isinstance(arrays, Mapping) or not arrays:
         raise InputError(f"data: Arrays({split}=...): wanted arrays by name, such as {{'features': x, 'target': y}}")
     checked = {name: _for_devices(f"data: {split}[{name!r}]", array) for name, array in arrays.items()}
     if taken := [name for name in RESERVED if name in checked]:
         raise InputError(f"data: {split} has {', '.join(taken)}, a name of jaxnet's own; give it another")
-    if (label := checked.get("label")) is not None and label.ndim == 1 and label.dtype.kind in "iu":
-        # Classes, whatever the width of their numbers; those that int32 does not hold stay, and are refused as such.
-        checked["label"] = label.astype(np.int32) if np.can_cast(label.dtype, np.int32) else label
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) != 1 or not max(lengths.values()):
         raise InputError(f"data: {split} has arrays of the lengths {lengths}: wanted one length, of at least 1")

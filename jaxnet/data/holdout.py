@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from jaxnet.data.batches import permutation
-from jaxnet.data.source import RandomSource, Source
+from jaxnet.data.source import Evaluated, Overlapping, RandomSource, Source
 from jaxnet.errors import InputError
 
 
 def hold_out(source: Source, share: float) -> tuple[Source, Source]:
     """Return the training examples without a share of them, and those: the same ones in every run, whatever its seed.
 
-    A source whose examples overlap says itself which: `source.hold_out(count)` returns both parts. One that treats
-    training examples otherwise than those of a test has `source.evaluated()`, which gives the latter.
+    A source whose examples overlap says itself which, and one that shows training others than a test is asked for
+    those of a test: see `Overlapping` and `Evaluated`.
 
     Raises:
         InputError: nothing would be left on one of the two sides.
@@ -30,12 +30,11 @@ def hold_out(source: Source, share: float) -> tuple[Source, Source]:
     held = round(number * share)
     if not 0 < held < number:
         raise InputError(f"validation={share:g}: holds {held} of {number} training examples back; wanted some, not all")
-    if (own := getattr(source, "hold_out", None)) is not None:
-        parts: tuple[Source, Source] = own(held)
-        return parts
+    if isinstance(source, Overlapping):
+        return source.hold_out(held)
     order = permutation(0, 0, number)
     kind = _RandomSubset if isinstance(source, RandomSource) else _Subset
-    evaluated = getattr(source, "evaluated", lambda: source)()
+    evaluated = source.evaluated() if isinstance(source, Evaluated) else source
     # In the order of the data set, in which neighbours are read faster from a disk.
     return kind(source, np.sort(order[held:])), _Subset(evaluated, np.sort(order[:held]))
 
@@ -56,7 +55,7 @@ class _Subset:
         return rows
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("source", "chosen", "random_rows"):  # the first two: not set yet, as in a copy that is being made
+        if name in ("source", "chosen", "random_rows", "hold_out", "evaluated"):  # the first two may not be set yet
             raise AttributeError(name)
         value = getattr(self.source, name)
         return (lambda size: type(self)(value(size), self.chosen)) if name == "at_size" else value

@@ -47,6 +47,22 @@ class RandomSource(Protocol):
         """
 
 
+@runtime_checkable
+class Overlapping(Protocol):
+    """A source whose training examples may hold parts of others, as windows of a text do."""
+
+    def hold_out(self, count: int) -> tuple[Source, Source]:
+        """Return a source without `count` of the examples, of which its training sees nothing, and one of these."""
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """A source that shows training other examples than a test shows."""
+
+    def evaluated(self) -> Source:
+        """Return the same examples as a test shows them."""
+
+
 class Dataset(Protocol):
     """What a config names: a frozen dataclass that opens the split 'train' or 'test'."""
 

@@ -64,9 +64,9 @@ def _table(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def _are_names(line: str) -> bool:
-    """Whether a line names columns: no cell is a number, or says that there is none."""
+    """Whether a line names columns: a cell is no number, and does not say that there is none."""
     cells = [cell.strip() for cell in line.split(",")]
-    return all(cell.lower() not in _MISSING and _numbers(cell, float) is None for cell in cells)
+    return any(cell.lower() not in _MISSING and _numbers(cell, float) is None for cell in cells)
 
 
 def _numbers(line: str, of: Callable[[str], float]) -> list[float] | None:

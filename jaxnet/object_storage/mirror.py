@@ -32,6 +32,7 @@ from jaxnet.object_storage.store import Store, StoreFailed
 from jaxnet.object_storage.uploads import FILES, SENDING, Record, Uploads, names_below
 
 Say = Callable[[str], None]
+_LONGEST_FILE_SECONDS = 60.0  # after which a lock that is not renewed counts as left anyway
 
 
 def mirror_of(url: str) -> Path:
@@ -129,7 +130,10 @@ class Mirror:
         with self._during:
             # Who takes the lock next must not write beside this download; it ends with the file that it is fetching.
             self._left.set()
-            self._fetching.join()
+            self._fetching.join(2.0)
+            if self._fetching.is_alive():
+                self._tell(f"waiting for the end of a file that is being fetched from {self._url}")
+                self._fetching.join(_LONGEST_FILE_SECONDS)
             self.send(error)
 
     def send(self, error: BaseException | None = None) -> None:

@@ -26,7 +26,7 @@ def fetched_files(workdir: str | Path, *names: str) -> Path:
             Store(url).fetch(name, place / name)
         except FileNotFoundError as error:
             raise InputError(f"{url} has no {name}; wanted the workdir of a run") from error
-        except StoreFailed as error:
+        except OSError as error:
             raise _unreadable(url, error) from error
     return place
 
@@ -50,10 +50,10 @@ def fetched_steps(path: str | Path, step: int | None = None, *, every: bool = Fa
         try:
             _fetch_steps(Store(run), place / STEPS, step, every=every)
             return place / (below or "").removeprefix("/")
-        except StoreFailed as error:
-            raise _unreadable(run, error) from error
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise _unreadable(run, error) from error
     raise InputError(f"the checkpoints of {run} change faster than they can be fetched; try again")
 
 
@@ -71,7 +71,9 @@ def _fetch_steps(store: Store, root: Path, step: int | None, *, every: bool) -> 
             return
 
 
-def _unreadable(url: str, error: StoreFailed) -> InputError:
+def _unreadable(url: str, error: OSError) -> InputError:
+    if not isinstance(error, StoreFailed):  # this machine's disk
+        return InputError(f"{url} cannot be fetched to {error.filename or _scratch()}: {error.strerror or error}")
     return InputError(f"{url} cannot be read: {error.strerror}; check the name, your rights there and the network")
 
 

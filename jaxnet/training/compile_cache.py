@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import stat
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,9 @@ from jaxnet.files import expanded, is_unfinished, read_bounded, replace
 
 
 _SEAL_BYTES = hashlib.sha256().digest_size
+_KEY_CHARACTERS = 64  # of a key, behind the program's name: SHA-256
+_LONGEST_WAIT_SECONDS, _LOOK_SECONDS = 300.0, 0.01
+_READS_CALLBACKS = "host_callbacks" in inspect.signature(compiler._cache_read).parameters  # from JAX 0.12 on
 _log = logging.getLogger("jaxnet")
 _process_0_writes = compiler._cache_write
 _compiles = compiler._compile_and_write_cache
@@ -75,26 +79,47 @@ class CompiledFiles(CacheInterface):
     def turn(self, key: str) -> Iterator[None]:
         """Inside, no other process of this machine is inside for the same program.
 
-        The kernel lets the next one in where a process ends. Where files cannot be locked, nobody waits.
+        The kernel lets the next one in where a process ends. Nobody waits where files cannot be locked, nor longer than
+        `_LONGEST_WAIT_SECONDS`: who holds it may have been stopped.
         """
         # Each machine has its own file, so that no file server keeps the lock of one that died.
-        path, file = self._path / f"{key[-_KEY_CHARACTERS:]}-{Owner.this(locked=False).boot}-lock", -1
+        path = self._path / f"{key[-_KEY_CHARACTERS:]}-{Owner.this(locked=False).boot}-lock"
         try:
-            with contextlib.suppress(OSError):
-                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                fcntl.flock(file, fcntl.LOCK_EX)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield
+            return
+        held = _locked_within(file, _LONGEST_WAIT_SECONDS)
+        try:
             yield
         finally:
-            if file >= 0:
+            if held:
                 with contextlib.suppress(OSError):
                     path.unlink()  # whoever waits has it open; whoever comes later finds the program
-                os.close(file)
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
+            os.close(file)
 
     def _file(self, key: str) -> Path:
         return self._path / f"{key}-cache"
 
 
-AWAITS_ITS_TURN = inspect.unwrap(CompiledFiles.turn).__code__
+def _locked_within(file: int, seconds: float) -> bool:
+    """Whether the lock of an open file could be had in so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOOK_SECONDS)
+        except OSError:
+            return False
+        else:
+            return True
+    return False
+
+
+AWAITS_ITS_TURN = _locked_within.__code__
 
 
 def is_program(name: str) -> bool:
@@ -142,9 +167,6 @@ def _every_process_writes(key: str, seconds: float, name: str, backend: Any, exe
 
 
 MOST_BYTES = 2 << 30
-
-_KEY_CHARACTERS = 64  # of a key, behind the program's name: SHA-256
-_READS_CALLBACKS = "host_callbacks" in inspect.signature(compiler._cache_read).parameters  # from JAX 0.12 on
 
 _A_MACHINE = re.compile(r".+-[0-9a-f]{12}")  # see `_machine`
 _DIRECTORY = "jax_compilation_cache_dir"

@@ -269,7 +269,7 @@ def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
     loss = step_loss(config, "shard_map", ())
     order = tuple(plain.form.options.order or ())
     params = plain.layout.whole_shapes.params
-    timed = {key: value for key, value in flatten(config).items() if key.startswith(_TIMED)}
+    timed = {key: value for key, value in flatten(config).items() if key == "optimizer" or key.startswith(_TIMED)}
     return Workload(
         *(name, config.batch_size // mesh.shape[HOST], mesh, params, order, loss, under, batch, allows),
         settings=repr(timed),
@@ -278,6 +278,6 @@ def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
 
 # Keys of a config that the time of a step depends on, beside its strategy; groups by the names that they begin with.
 _TIMED = (
-    *("model", "task", "optimizer", "ensemble", "microbatches", "batch_norm", "average_decay", "guard.skip"),
-    *("shard_dense", "compiler_options"),
+    *("model", "task", "optimizer.name", "optimizer.nesterov", "optimizer.clip_norm", "optimizer.groups", "ensemble"),
+    *("microbatches", "batch_norm", "average_decay", "guard.skip", "shard_dense", "compiler_options"),
 )

@@ -147,3 +147,8 @@ def test_measured_times_are_printed_as_numbers():
     assert repr(reducer) == "in_order([1, 0], all_reduce())"
     times = np.array([0.0, 1.0])
     assert comm.STRATEGIES["mg_wfbp"](ready_seconds=times).reducer is not None
+
+
+def test_a_strategy_is_kept_in_the_words_of_earlier_versions():
+    """In config.json, with which a run that goes on is compared."""
+    assert str(replace(comm.named_strategy("fp16"), name="")).endswith(", 25 * MiB))")

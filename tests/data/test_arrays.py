@@ -126,3 +126,11 @@ def test_labels_of_any_width_are_classes(dtype):
     assert source.rows(np.arange(3))["label"].dtype == np.int32
     images = Arrays(train={"image": np.zeros((3, 4, 4, 1), np.uint8), "label": label}).load("train")
     assert images.rows(np.arange(3))["label"].tolist() == [0, 4, 2]
+
+
+def test_narrow_labels_below_zero_are_no_classes_and_a_run_knows_its_data_as_before():
+    data = Arrays(train={"features": np.zeros((3, 2), np.float32), "label": np.array([-1, 1, 1], np.int8)})
+    source = data.load("train")
+    assert not hasattr(source, "num_classes")
+    assert source.rows(np.arange(3))["label"].tolist() == [-1, 1, 1]
+    assert "train/label int8[3]" in repr(data)

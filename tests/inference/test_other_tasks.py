@@ -123,7 +123,7 @@ def test_rows_that_cannot_be_read(tmp_path, name, content, said):
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int32", "uint8", "float32"])
-@pytest.mark.parametrize("head", ["", "a,b,c\n", "\ufeff"])
+@pytest.mark.parametrize("head", ["", "a,b,c\n", ",b,2021\n", "\ufeff"])
 def test_numbers_of_a_table_are_of_the_kind_that_is_wanted(tmp_path, dtype, head):
     (tmp_path / "a.csv").write_text(head + "1,2,3\n4,5,6\n", encoding="utf-8")
     example = {"features": jax.ShapeDtypeStruct((3,), dtype)}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxnet.errors import InputError
+from jaxnet.training import compile_cache as cache
 from jaxnet.training.compile_cache import CompiledFiles, beside, compile_cache, private, prune
 
 
@@ -199,3 +201,33 @@ def test_where_files_cannot_be_locked_nobody_waits(tmp_path, monkeypatch):
         pass
     with CompiledFiles(tmp_path / "not there").turn("a"):
         pass
+
+
+def test_nobody_waits_for_ever_for_who_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_LONGEST_WAIT_SECONDS", 0.05)
+    store = CompiledFiles(tmp_path)
+    with store.turn("a"):
+        with CompiledFiles(tmp_path).turn("a"):
+            pass
+        assert list(tmp_path.iterdir())  # it is the first one's to delete
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_child_that_is_forked_meanwhile_holds_nobody_up(tmp_path):
+    with CompiledFiles(tmp_path).turn("a"):
+        [path] = tmp_path.iterdir()
+        copies = [int(link.name) for link in Path("/proc/self/fd").iterdir() if _leads_to(link, path)]
+        held = [os.dup(number) for number in copies]  # what a child has of it
+    begun = time.monotonic()
+    with CompiledFiles(tmp_path).turn("a"):
+        assert time.monotonic() - begun < 5
+    assert held
+    for number in held:
+        os.close(number)
+
+
+def _leads_to(link, path):
+    try:
+        return link.readlink() == path
+    except OSError:
+        return False

@@ -607,3 +607,14 @@ def test_what_an_earlier_start_has_fetched_and_the_store_has_no_more_is_deleted(
     store.delete(["config.json"])
     _bring(store, directory, begun.append, lambda: None)
     assert not (directory / "config.json").exists()
+
+
+def test_a_reader_whose_disk_is_full_is_told_so(bucket, monkeypatch):
+    Store(URL).write("metrics.jsonl", b"{}")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Store, "fetch", full)
+    with pytest.raises(InputError, match=r"cannot be fetched to .*: No space left on device"):
+        reading.fetched_files(URL, "metrics.jsonl")
