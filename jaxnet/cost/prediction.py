@@ -32,7 +32,7 @@ from jaxnet.cost.bounds import BY_XLA
 from jaxnet.cost.collectives import TRANSFERS, Transfer, make_program, measured_times
 from jaxnet.cost.fit import Curve, fitted, rising
 from jaxnet.cost.rounds import gathered, interleave, wait_for_all
-from jaxnet.cost.simulation import overlapped
+from jaxnet.cost.simulation import overlapped, summing_messages
 from jaxnet.cost.steps import compute_only, partial_gradient
 from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError
@@ -125,11 +125,7 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
             device, which sends nothing.
     """
     strategy, longer = plan.strategy, parts.learned.get(plan.kind, 0.0)
-    reducer = strategy.reducer or BY_XLA
-    if not isinstance(reducer, Reducer) or reducer.message is None:
-        raise InputError(
-            f"strategy={strategy.label} is not predicted: it does not sum message by message; try ddp or hierarchical"
-        )
+    reducer = summing_messages(strategy.reducer or BY_XLA, f"strategy={strategy.label} is not predicted")
     if workload.mesh.size == 1:
         raise InputError(f"strategy={strategy.label} is not predicted: one device sends nothing; take several")
     order, sizes = workload.order, workload.mesh.shape

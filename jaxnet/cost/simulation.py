@@ -136,11 +136,8 @@ def _last_arrivals(
     work: Work, strategy: Strategy, machine: Machine, sizes: dict[str, int], compute: float
 ) -> tuple[float, float]:
     """Seconds from the step's begin to the last message's end; and if all messages begin after backward."""
-    if not isinstance(strategy.reducer, Reducer) or strategy.reducer.message is None:
-        raise InputError(
-            f"strategy={strategy.label} is not simulated: it does not sum message by message; try ddp or hierarchical"
-        )
-    if strategy.reducer.by_shape:
+    reducer = summing_messages(strategy.reducer, f"strategy={strategy.label} is not simulated")
+    if reducer.by_shape:
         raise InputError(
             f"strategy={strategy.label} is not simulated: what it sends follows from the shapes of the parameters, and "
             "a simulation knows their numbers; try top_k or int8"
@@ -148,7 +145,7 @@ def _last_arrivals(
     # 1. Backward makes the last layer's gradient first.
     order = tuple(reversed(range(len(work.layers))))
     shapes = [jax.ShapeDtypeStruct((layer.elements,), work.dtype) for layer in work.layers]
-    messages = messages_of(strategy.reducer, shapes, sizes, order)
+    messages = messages_of(reducer, shapes, sizes, order)
     ready = _ready(work, compute)
     # 2. Each message's stages, as what they take of which link.
     stages, begins = [], []
@@ -157,6 +154,13 @@ def _last_arrivals(
         begins.append(max(ready[order[piece.leaf]] for piece in bucket.pieces))
     late = overlapped(compute, [compute] * len(begins), stages).arrived
     return late if strategy.schedule == "after" else overlapped(compute, begins, stages).arrived, late
+
+
+def summing_messages(reducer: object, otherwise: str) -> Reducer:
+    """The reducer, if it sums message by message; else an InputError that begins with `otherwise`."""
+    if not isinstance(reducer, Reducer) or reducer.message is None:
+        raise InputError(f"{otherwise}: it does not sum message by message; try ddp or hierarchical")
+    return reducer
 
 
 def _ready(work: Work, compute: float) -> list[float]:
