@@ -219,7 +219,7 @@ class Lock:
         self._number, path = number, self._path(number, _HELD)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            owner = Owner.this(locked=_locked(self._file, fcntl.LOCK_EX) is True)
+            owner = Owner.this(locked=try_lock(self._file, fcntl.LOCK_EX) is True)
             os.write(self._file, (json.dumps(owner._asdict()) + "\n").encode())
             os.fsync(self._file)
         except OSError:
@@ -283,12 +283,12 @@ def _can_be_locked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        return _locked(file, fcntl.LOCK_SH)
+        return try_lock(file, fcntl.LOCK_SH)
     finally:
         os.close(file)
 
 
-def _locked(file: int, kind: int) -> bool | None:
+def try_lock(file: int, kind: int) -> bool | None:
     """Try to take a `flock`: True if it worked, False if another holds it, None where files cannot be locked."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)

@@ -319,5 +319,5 @@ def upkeep(hosts: int, between_failures: float, save: float, restart: float) -> 
     """
     mean = between_failures / hosts
     interval = math.sqrt(2 * save * mean)
-    lost = interval / mean + restart / mean  # both parts of the sum are equal
+    lost = (interval + restart) / mean  # `C / W` is half an interval, too
     return Upkeep(interval, 1 / (1 + lost))

@@ -22,7 +22,7 @@ import jax
 from jax._src import cache_key, compilation_cache, compiler, distributed
 from jax._src.compilation_cache_interface import CacheInterface
 
-from jaxnet.checkpoints.lock import Owner
+from jaxnet.checkpoints.lock import Owner, try_lock
 from jaxnet.errors import InputError
 from jaxnet.files import expanded, is_unfinished, read_bounded, replace
 
@@ -107,16 +107,9 @@ class CompiledFiles(CacheInterface):
 def _locked_within(file: int, seconds: float) -> bool:
     """Whether the lock of an open file could be had in so many seconds."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOOK_SECONDS)
-        except OSError:
-            return False
-        else:
-            return True
-    return False
+    while (held := try_lock(file, fcntl.LOCK_EX)) is False and time.monotonic() < end:
+        time.sleep(_LOOK_SECONDS)
+    return held is True
 
 
 AWAITS_ITS_TURN = _locked_within.__code__
