@@ -114,6 +114,8 @@ class OneWriter:
 
             def make() -> str:
                 self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence, alone=True)
+                if not shared:
+                    return ""
                 # Under a name that no other directory has, such as one of the same path on another host.
                 number, probe = tempfile.mkstemp(dir=directory, prefix=".probe-")
                 os.close(number)
