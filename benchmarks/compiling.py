@@ -4,6 +4,8 @@ import importlib.metadata
 import json
 import os
 import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +34,11 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; none where it is not there."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def add_rows(path: Path, cells: Sequence[Any], make: Callable[[Any], dict[str, Any]], jobs: int) -> None:
+    """Make a row of each cell, `jobs` at once; each is printed, and in the file, as soon as it is there."""
+    with ThreadPoolExecutor(jobs) as pool, path.open("a") as out:
+        for made in as_completed([pool.submit(make, cell) for cell in cells]):
+            print(json.dumps(made.result()), file=out, flush=True)
+            print(json.dumps(made.result()), flush=True)

@@ -1,6 +1,6 @@
 """Which networks compile for GPUs and TPUs, and with how many examples a device a training step fits into its memory.
 
-    python -m benchmarks.fitting --out fitting.jsonl [--network NAME] [--dtype float32] [--on v5e:1x1]
+    python -m benchmarks.fitting --out fitting.jsonl [--jobs 2] [--network NAME] [--dtype float32] [--on v5e:1x1]
 
 One device, SGD with momentum. Batches are powers of two: the largest that fits is compiled, and so is the next one,
 which does not. Rows that are in the file are not made again. `python -m benchmarks.matrix` writes them into
@@ -10,6 +10,7 @@ docs/results_accelerators.md. Needs the compilers: make compilers.
 import argparse
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.compiling import ROOT, environment, last_words, read_rows, version
+from benchmarks.compiling import ROOT, add_rows, environment, last_words, read_rows, version
 from jaxnet.cost.accelerators import ACCELERATORS, Cluster
 
 NETWORKS = ("alexnet", "vgg16", "googlenet", "inception_v3", "resnet18", "resnet50", "vit_tiny", "lstm", "transformer")
@@ -53,25 +54,24 @@ def largest_batch(need: Callable[[int], Need | None], limit: int, guess: int) ->
     >>> largest_batch(lambda batch: Need(100 + 7 * batch), 1000, guess=4)
     (128, Need(bytes=996, note=''))
     """
-
-    def fitting(batch: int) -> Need | None:
+    most, found, over, batch = 0, None, 2 * _LARGEST, guess
+    while most < batch < over:
         needed = need(batch)
-        return needed if needed is not None and needed.bytes <= limit else None
-
-    batch, found = guess, fitting(guess)
-    if found is None:
-        while batch > 1 and found is None:
-            batch //= 2
-            found = fitting(batch)
-        return (batch, found) if found else (0, None)
-    while batch < _LARGEST and (more := fitting(2 * batch)):
-        batch, found = 2 * batch, more
-    return batch, found
+        if needed is not None and needed.bytes <= limit:
+            most, found = batch, needed
+            # So many times as many need at most so many times as much, since parameters are the same.
+            times = max(2, 1 << (limit // needed.bytes).bit_length() - 1)
+            batch = min(most * times, over // 2)
+        else:
+            over = batch
+            times = max(2, 1 << (math.ceil(needed.bytes / limit) - 1).bit_length()) if needed is not None else 2
+            batch = max(over // times, 2 * most, 1)
+    return most, found
 
 
 def measured(cell: Cell) -> dict[str, Any]:
     """The row of one cell."""
-    begun, fitted = time.monotonic(), dict[int, Need]()
+    begun, fitted, failed = time.monotonic(), set[int](), dict[int, str]()
     limit = Cluster.named(cell.device).accelerator.memory
 
     def need(batch: int) -> Need | None:
@@ -79,23 +79,23 @@ def measured(cell: Cell) -> dict[str, Any]:
         if answer.get("full"):
             return None
         if "error" in answer:
-            raise RuntimeError(f"with {batch:,} examples: {answer['error']}")
+            failed[batch] = f"with {batch:,} examples: {answer['error']}"
+            if not fitted:
+                raise RuntimeError(failed[batch])
+            return None
         found = Need(answer["bytes"], answer["note"])
         if found.bytes <= limit:
-            fitted[batch] = found
+            fitted.add(batch)
         return found
 
-    failed = ""
+    row = {**cell._asdict(), "jax": version()}
     try:
         batch, found = largest_batch(need, limit, _guess(cell))
     except RuntimeError as error:
-        failed, batch = str(error), max(fitted, default=0)
-        found = fitted.get(batch)
-    row = {**cell._asdict(), "jax": version(), "seconds": round(time.monotonic() - begun, 1)}
-    if failed and found is None:
-        return {**row, "error": failed[:300]}
-    note = "; ".join(filter(None, [found.note if found else "", failed]))
-    return {**row, "batch": batch, "bytes": found.bytes if found else None, "note": note[:300]}
+        return {**row, "seconds": round(time.monotonic() - begun, 1), "error": str(error)[:300]}
+    note = "; ".join(filter(None, [found.note if found else "", failed.get(2 * batch, "")]))
+    row |= {"seconds": round(time.monotonic() - begun, 1), "batch": batch}
+    return {**row, "bytes": found.bytes if found else None, "note": note[:300]}
 
 
 def _guess(cell: Cell) -> int:
@@ -188,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Make the rows that are missing."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, metavar="FILE", help="a line of JSON for each row")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="compilers at once; default 1")
     parser.add_argument("--network", action="append", choices=NETWORKS, help="may be repeated; default: all")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; default: all")
     parser.add_argument(
@@ -203,12 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("wanted --out FILE")
     there = {(Cell(row["network"], row["dtype"], row["device"]), row.get("jax")) for row in read_rows(args.out)}
     wanted = map(Cell._make, itertools.product(args.network or NETWORKS, args.dtype or DTYPES, args.on or DEVICES))
-    with args.out.open("a") as out:
-        for cell in wanted:
-            if (cell, version()) not in there:
-                row = measured(cell)
-                print(json.dumps(row), file=out, flush=True)
-                print(json.dumps(row), flush=True)
+    add_rows(args.out, [cell for cell in wanted if (cell, version()) not in there], measured, args.jobs)
     return 0
 
 

@@ -15,11 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.compiling import ROOT, environment, last_words, read_rows, version
+from benchmarks.compiling import ROOT, add_rows, environment, last_words, read_rows, version
 from benchmarks.fitting import tables
 from jaxnet.comm import AUTO, STRATEGIES, named_strategy
 from jaxnet.cost.accelerators import Cluster
@@ -213,10 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole = [row for row in rows if row["jax"] == version() and "error" not in row]
     there = {Cell(row["model"], row["cluster"], row["strategy"]) for row in whole}
     wanted = cells(args.model or list(MODELS), args.on or CLUSTERS, args.strategy or list(STRATEGIES))
-    with ThreadPoolExecutor(args.jobs) as pool, args.out.open("a") as out:
-        for made in as_completed([pool.submit(compiled, cell) for cell in wanted if cell not in there]):
-            print(json.dumps(made.result()), file=out, flush=True)
-            print(json.dumps(made.result()), flush=True)
+    add_rows(args.out, [cell for cell in wanted if cell not in there], compiled, args.jobs)
     return 0
 
 

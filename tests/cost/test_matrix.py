@@ -110,13 +110,28 @@ def test_a_compiler_that_says_that_it_is_full_is_asked_for_less():
     assert largest_batch(lambda size: None if size > 10 else Need(1), 5, guess=64) == (8, Need(1))
 
 
-def test_a_batch_that_fits_is_kept_where_twice_as_many_end_the_compiler(monkeypatch):
+@pytest.mark.parametrize(
+    ("fails_above", "batch", "note"),
+    [
+        (4096, 4096, "with 8,192 examples: killed by signal 6"),
+        (10**5, 65536, "with 131,072 examples: killed by signal 6"),
+    ],
+)
+def test_a_batch_that_fits_is_kept_where_more_end_the_compiler(monkeypatch, fails_above, batch, note):
     def compiled(cell, batch):
-        return {"bytes": 10**9, "note": ""} if batch <= 4096 else {"error": "killed by signal 6"}
+        return {"bytes": 10**9, "note": ""} if batch <= fails_above else {"error": "killed by signal 6"}
 
     monkeypatch.setattr(fitting, "_compiled", compiled)
     row = fitting.measured(fitting.Cell("alexnet", "bfloat16", "h100:1x1"))
-    assert (row["batch"], row["note"]) == (4096, "with 8,192 examples: killed by signal 6")
+    assert (row["batch"], row["note"]) == (batch, note)
+
+
+def test_few_compilations_find_it():
+    """A step whose parameters need little needs twice as much for twice as many examples."""
+    asked = []
+    found = largest_batch(lambda size: asked.append(size) or Need(100 + 7 * size), 7 * 10**6, guess=64)
+    assert found[0] == 2**19
+    assert asked == [64, 2**19, 2**20]
 
 
 def test_the_tables_have_a_column_a_device_and_version(tmp_path, monkeypatch):
