@@ -345,7 +345,7 @@ def _beside_peers(said: dict[str, Any]) -> list[str]:
         return [f"- PyTorch could not be measured: {said['error']}"]
     return [
         f"- {said['model']}, {said['dtype']}, batch {said['batch']}, {row['variant']}: "
-        f"{row['images_per_second']:,.0f} images a second"
+        f"{row['examples_per_second']:,.0f} images a second"
         for row in said.get("rows", ())
     ]
 

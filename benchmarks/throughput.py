@@ -1,10 +1,10 @@
-"""Images a second that a training step takes: jaxnet's, a JAX loop written by hand, and PyTorch's.
+"""Examples a second that a training step takes: jaxnet's, a JAX loop written by hand, and PyTorch's.
 
     python benchmarks/throughput.py --model resnet50 --batch 16
     python benchmarks/throughput.py --model vgg16 --batch 128 --dtype bfloat16 --torch-python .venv-torch/bin/python
 
-All train the same network on images of 224x224 that lie on the device, by softmax cross-entropy and SGD with
-momentum. All workers are alive all along and are asked in turn, never two at once; figures are medians over the
+All train the same network on images of 224x224 that lie on the device, or on tokens, by softmax cross-entropy and SGD
+with momentum. All workers are alive all along and are asked in turn, never two at once; figures are medians over the
 rounds. FLOPs are three times those of the forward pass; the peak is that of each worker's own products of square
 matrices in the same run. train.py asks the C library for huge pages, and so does the worker of jaxnet; PyTorch is
 measured as it is and with them. Without an environment for PyTorch (benchmarks/peers/README.md), JAX is measured
@@ -25,11 +25,11 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, NETWORKS
+from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, MODELS, NETWORKS, TEXT, Text
 from benchmarks.peers.rounds import in_turn
 from benchmarks.peers.workers import Worker, add_torch_python, find_torch_python, huge_pages, worker_command
 from jaxnet.errors import InputError, exit_cleanly
-from jaxnet.models import ZOO, abstract_variables, from_linen
+from jaxnet.models import ZOO, Transformer, abstract_variables, from_linen
 from jaxnet.models.zoo import count_flops
 
 
@@ -66,7 +66,7 @@ class Row(NamedTuple):
     milliseconds: float
     least: float
     most: float
-    images_per_second: float
+    examples_per_second: float
     gflop_per_second: float
     percent_of_peak: float
     ratio: float
@@ -74,15 +74,20 @@ class Row(NamedTuple):
 
 def step_flops(model: str, batch: int) -> int:
     """Floating-point operations of a training step: forward, and twice as many backward."""
-    network = from_linen(ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
-    images = jax.ShapeDtypeStruct((batch, *IMAGE), "float32")
+    if model == TEXT:
+        network, example = from_linen(Transformer(**Text()._asdict())), ((Text().positions,), "int32")
+    else:
+        network = from_linen(ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
+        example = IMAGE, "float32"
+    shape, dtype = example
+    inputs = jax.ShapeDtypeStruct((batch, *shape), dtype)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    variables = abstract_variables(network, jax.ShapeDtypeStruct((1, *IMAGE), "float32"))
+    variables = abstract_variables(network, jax.ShapeDtypeStruct((1, *shape), dtype))
 
-    def forward(params: Any, stats: Any, images: jax.Array, keys: jax.Array) -> Any:
-        return network.apply(params, stats, images, train=True, keys=keys)[0]
+    def forward(params: Any, stats: Any, inputs: jax.Array, keys: jax.Array) -> Any:
+        return network.apply(params, stats, inputs, train=True, keys=keys)[0]
 
-    return 3 * count_flops(forward, *variables, images, keys)
+    return 3 * count_flops(forward, *variables, inputs, keys)
 
 
 def rows(times: Times, batch: int, flops: int, side: int) -> list[Row]:
@@ -103,11 +108,13 @@ def rows(times: Times, batch: int, flops: int, side: int) -> list[Row]:
 def text(table: Sequence[Row]) -> str:
     """The table as a person reads it."""
     lines = [
-        f"{'variant':26} {'ms/step':>9} {'min':>9} {'max':>9} {'images/s':>9} {'GFLOP/s':>9} {'peak':>6} {'ratio':>6}"
+        f"{'variant':26} {'ms/step':>9} {'min':>9} {'max':>9} {'a second':>9} {'GFLOP/s':>9} {'peak':>6} {'ratio':>6}"
     ]
     for row in table:
         times = f"{row.milliseconds:9.2f} {row.least:9.2f} {row.most:9.2f}"
-        rates = f"{row.images_per_second:9.1f} {row.gflop_per_second:9.0f} {row.percent_of_peak:5.1f}% {row.ratio:6.2f}"
+        rates = (
+            f"{row.examples_per_second:9.1f} {row.gflop_per_second:9.0f} {row.percent_of_peak:5.1f}% {row.ratio:6.2f}"
+        )
         lines.append(f"{row.variant:26} {times} {rates}")
     return "\n".join(lines)
 
@@ -149,8 +156,8 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(NETWORKS), default="resnet18")
-    parser.add_argument("--batch", type=int, default=16, help="images a step; default 16")
+    parser.add_argument("--model", choices=MODELS, default="resnet18")
+    parser.add_argument("--batch", type=int, default=16, help="examples a step; default 16")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of computation")
     parser.add_argument("--variant", action="append", choices=list(VARIANTS), help="again for each; default all")
     parser.add_argument("--rounds", type=int, default=5)

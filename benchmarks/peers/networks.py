@@ -1,4 +1,4 @@
-"""What throughput.py and layers.py time: networks, their images and layers. Needs neither JAX nor PyTorch."""
+"""What throughput.py and layers.py time: networks, their inputs and layers. Needs neither JAX nor PyTorch."""
 
 import argparse
 import math
@@ -33,6 +33,19 @@ NETWORKS = {
     "vgg16": Network("vgg16"),
 }
 
+
+class Text(NamedTuple):
+    """The sizes of the transformer of configs/text_transformer.py, which predicts the next byte."""
+
+    vocabulary: int = 256
+    positions: int = 128
+    dim: int = 128
+    depth: int = 3
+    heads: int = 4
+
+
+TEXT = "text_transformer"
+MODELS = (*NETWORKS, TEXT)  # what throughput.py times
 
 DIRECTIONS = ("forward", "to_inputs", "to_kernel")  # the latter two are gradients
 
@@ -113,7 +126,7 @@ def layer_runs(
 def worker_arguments(description: str | None, variants: Sequence[str]) -> argparse.Namespace:
     """The command line of a worker."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", choices=list(NETWORKS), required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
     parser.add_argument("--side", type=int, required=True, help="of the matrices of the variant 'matmul'")

@@ -9,6 +9,7 @@ try:
 except ImportError:
     sys.exit("error: PyTorch is not installed here; benchmarks/peers/README.md says how to make its environment")
 
+from torch import nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/support"))
@@ -23,24 +24,70 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Run = Callable[[int], None]  # so many steps, and waits for the last
 
 
+class Transformer(nn.Module):
+    """The form of `jaxnet.models.Transformer`: pre-norm, causal, learned positions."""
+
+    def __init__(self, sizes: networks.Text) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(sizes.vocabulary, sizes.dim)
+        self.positions = nn.Parameter(torch.zeros(sizes.positions, sizes.dim))
+        self.blocks = nn.ModuleList(Block(sizes.dim, sizes.heads) for _ in range(sizes.depth))
+        self.norm, self.head = nn.LayerNorm(sizes.dim, 1e-6), nn.Linear(sizes.dim, sizes.vocabulary)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).transpose(1, 2)  # classes in the second dim, as the loss wants them
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(dim, 1e-6), nn.LayerNorm(dim, 1e-6)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
 class Variant:
     """A training step: normalize, forward, backward, SGD."""
 
     def __init__(self, name: str, batch: int, dtype: str, *, last: bool = False, compiled: bool = False) -> None:
         torch.manual_seed(0)
         self.layout = torch.channels_last if last else torch.contiguous_format
-        height, width, channels = networks.IMAGE
-        self.auxiliary, self.dtype = networks.NETWORKS[name].auxiliary, getattr(torch, dtype)
-        net = NETS[networks.NETWORKS[name].zoo](Scale(1), networks.CLASSES).train()
-        net(torch.zeros(2, channels, height, width))  # which makes the lazy layers
+        self.auxiliary, self.dtype = 0.0, getattr(torch, dtype)
+        if name == networks.TEXT:
+            net = self.of_text(batch)
+        else:
+            self.auxiliary, net = networks.NETWORKS[name].auxiliary, self.of_images(name, batch)
         net = net.to(DEVICE, memory_format=self.layout)
         self.optimizer = torch.optim.SGD(net.parameters(), networks.LEARNING_RATE, networks.MOMENTUM)
-        self.images = torch.randint(0, 256, (batch, channels, height, width), dtype=torch.uint8, device=DEVICE)
+        self.net = torch.compile(net) if compiled else net
+
+    def of_text(self, batch: int) -> nn.Module:
+        sizes = networks.Text()
+        tokens = torch.randint(0, sizes.vocabulary, (batch, sizes.positions + 1), device=DEVICE)
+        self.given, self.labels = (lambda: tokens[:, :-1]), tokens[:, 1:]
+        return Transformer(sizes)
+
+    def of_images(self, name: str, batch: int) -> nn.Module:
+        height, width, channels = networks.IMAGE
+        net: nn.Module = NETS[networks.NETWORKS[name].zoo](Scale(1), networks.CLASSES).train()
+        net(torch.zeros(2, channels, height, width))  # which makes the lazy layers
+        images = torch.randint(0, 256, (batch, channels, height, width), dtype=torch.uint8, device=DEVICE)
         self.labels = torch.randint(0, networks.CLASSES, (batch,), device=DEVICE)
-        self.mean, self.deviation = (
+        mean, deviation = (
             torch.tensor(values, device=DEVICE).reshape(1, -1, 1, 1) for values in (networks.MEAN, networks.DEVIATION)
         )
-        self.net = torch.compile(net) if compiled else net
+        self.given = lambda: ((images.float() / 255 - mean) / deviation).contiguous(memory_format=self.layout)
+        return net
 
     def __call__(self, steps: int) -> None:
         for _ in range(steps):
@@ -50,9 +97,9 @@ class Variant:
         wait()
 
     def loss(self) -> torch.Tensor:
-        images = ((self.images.float() / 255 - self.mean) / self.deviation).contiguous(memory_format=self.layout)
+        inputs = self.given()
         with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
-            outputs = self.net(images)
+            outputs = self.net(inputs)
         logits, *heads = outputs if isinstance(outputs, tuple) else (outputs,)
         total = F.cross_entropy(logits.float(), self.labels)
         for head in heads:

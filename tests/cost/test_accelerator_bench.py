@@ -41,8 +41,8 @@ def test_pytorch_that_is_not_there_is_told(tmp_path):
 def test_peers_have_a_line_each():
     said = {"model": "resnet50", "dtype": "bfloat16", "batch": 256}
     rows = [
-        {"variant": "jaxnet", "images_per_second": 3000.0},
-        {"variant": "torch compile", "images_per_second": 2999.6},
+        {"variant": "jaxnet", "examples_per_second": 3000.0},
+        {"variant": "torch compile", "examples_per_second": 2999.6},
     ]
     assert accelerator._beside_peers({**said, "rows": rows}) == [
         "- resnet50, bfloat16, batch 256, jaxnet: 3,000 images a second",

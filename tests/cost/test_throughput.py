@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import jaxnet
 from benchmarks import throughput as benchmark
-from benchmarks.peers.networks import MATMUL, NETWORKS
+from benchmarks.peers.networks import MATMUL, NETWORKS, TEXT, Text
 from benchmarks.throughput import Turn
 from jaxnet.models import ZOO
 from support.programs import ROOT, clean_environment
@@ -36,6 +37,15 @@ def test_a_table_by_hand():
 def test_the_flops_of_a_step_are_three_forward_passes():
     assert benchmark.step_flops("alexnet", batch=2) == 2 * 3 * 2 * 714_188_480  # multiplications of torchvision's
 
+    # A token: in each block 12 * 128**2 multiplications by kernels and 2 * 128 * 128 by scores; 128 * 256 in the head.
+    multiplications = 128 * (3 * (12 * 128**2 + 2 * 128 * 128) + 128 * 256)
+    assert benchmark.step_flops(TEXT, batch=2) == pytest.approx(2 * 3 * 2 * multiplications, rel=0.01)
+
+
+def test_text_is_that_of_the_config():
+    model = jaxnet.load_config("configs/text_transformer.py").model
+    assert {key: getattr(model, key) for key in Text._fields} == Text()._asdict()
+
 
 def test_networks_are_of_the_zoo():
     assert {network.zoo for network in NETWORKS.values()} <= set(ZOO)
@@ -58,8 +68,11 @@ def torch_python():
 
 @pytest.mark.skipif(torch_python() is None, reason="PyTorch is not installed")
 @pytest.mark.processes
-def test_both_frameworks_in_one_run():
-    chosen = ["--variant", "jax by hand", "--variant", "torch eager", "--torch-python", torch_python()]
-    done = run("--model", "alexnet", "--batch", "2", "--rounds", "1", "--steps-per-round", "1", "--side", "64", *chosen)
+@pytest.mark.parametrize("model", ["alexnet", TEXT])
+def test_both_frameworks_in_one_run(model):
+    variants = ["jaxnet", "jax by hand", "torch eager"]
+    chosen = [word for variant in variants for word in ("--variant", variant)]
+    size = ["--batch", "2", "--rounds", "1", "--steps-per-round", "1", "--side", "64"]
+    done = run("--model", model, *size, *chosen, "--torch-python", torch_python())
     assert done.returncode == 0, done.stderr
-    assert [line.rsplit(maxsplit=7)[0] for line in done.stdout.splitlines()[2:]] == ["jax by hand", "torch eager"]
+    assert [line.rsplit(maxsplit=7)[0] for line in done.stdout.splitlines()[2:]] == variants
