@@ -126,6 +126,45 @@ def test_between_tpu_slices_a_sum_is_sent_and_received():
     assert not comm.verify(text, [replace(everywhere, elements=2000, dtype="int32")], SIZES).ok
 
 
+def test_equal_messages_leave_xlas_own_stages_together():
+    """Between slices, a planned sum is not found in that of a sum over all devices, which XLA cuts itself."""
+
+    def far(name, of):
+        attributes = (
+            f'is_host_transfer=true, frontend_attributes={{_xla_host_transfer_rendezvous="{name}",'
+            '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+        )
+        buffer = "(f32[4,128]{1,0:T(4,128)}, u32[], token[])"
+        return [
+            f"%send-{name} = {buffer} send({of}, %after), channel_id=3, {attributes}",
+            f"%recv-{name} = {buffer} recv(%after), channel_id=2, {attributes}",
+            f"%send-done-{name} = token[] send-done(%send-{name}), channel_id=3, is_host_transfer=true",
+            f"%recv-done-{name} = (f32[4,128]{{1,0}}, token[]) recv-done(%recv-{name}), channel_id=2",
+            f"%got-{name} = f32[4,128]{{1,0}} get-tuple-element(%recv-done-{name}), index=0",
+        ]
+
+    inside = "replica_groups={{0,1,2,3}}"
+    text = program(
+        f"%near = f32[1920]{{0}} all-reduce(%x), {inside}, to_apply=%add",
+        "%part = f32[4,128]{1,0} bitcast(%near)",
+        *far("own", "%part"),
+        f"%all = f32[2048]{{0}} all-gather(%got-own), {inside}, dimensions={{0}}",
+        f"%scattered = f32[4,128]{{1,0}} reduce-scatter(%x), {inside}, dimensions={{0}}, to_apply=%add",
+        *far("planned", "%scattered"),
+        f"%whole = f32[2048]{{0}} all-gather(%got-planned), {inside}, dimensions={{0}}",
+        header=", num_partitions=4",
+    )
+    planned = [
+        Collective("reduce-scatter", ("device",), 4, 2048, "float32"),
+        Collective("all-reduce", ("host",), 2, 512, "float32"),
+        Collective("all-gather", ("device",), 4, 2048, "float32"),
+        Collective("all-reduce", ("host", "device"), 8, 1900, "float32"),
+    ]
+    check = comm.verify(text, planned, SIZES)
+    assert (check.missing, check.extra) == ((), ())
+    assert [check.found[place].of for place in check.places] == ["", "scattered", "send-planned", "near"]
+
+
 def planned_as(dtype, elements):
     return [Collective("all-reduce", ("host", "device"), 8, elements, dtype)]
 
