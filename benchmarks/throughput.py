@@ -74,12 +74,9 @@ class Row(NamedTuple):
 
 def step_flops(model: str, batch: int) -> int:
     """Floating-point operations of a training step: forward, and twice as many backward."""
-    if model == TEXT:
-        network, example = from_linen(Transformer(**Text()._asdict())), ((Text().positions,), "int32")
-    else:
-        network = from_linen(ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
-        example = IMAGE, "float32"
-    shape, dtype = example
+    shape, dtype = ((Text().positions,), "int32") if model == TEXT else (IMAGE, "float32")
+    text = Transformer(**Text()._asdict())
+    network = from_linen(text if model == TEXT else ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
     inputs = jax.ShapeDtypeStruct((batch, *shape), dtype)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
     variables = abstract_variables(network, jax.ShapeDtypeStruct((1, *shape), dtype))

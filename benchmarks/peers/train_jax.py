@@ -31,7 +31,8 @@ PLAIN["googlenet_bn"]["auxiliary_dropout"] = 0.0
 def network(name: str, dtype: str) -> Any:
     """The network without dropout, which those of PyTorch here do not have."""
     if name == networks.TEXT:
-        return Transformer(**networks.Text()._asdict(), dtype=dtype)
+        sizes: dict[str, Any] = networks.Text()._asdict()
+        return Transformer(**sizes | {"dtype": dtype})
     zoo = networks.NETWORKS[name].zoo
     return ZOO[zoo].build(num_classes=networks.CLASSES, dtype=dtype, **PLAIN.get(zoo, {}))
 
