@@ -35,7 +35,8 @@ Written by `python tools/strategies_page.py`, from the strategies themselves. Ch
 it takes with `strategy=NAME:key=value`, and its bucket size with `bucket_bytes`.
 
 `strategy=NAME` takes other sizes than the function on some platforms: `hierarchical` buckets of 4 MiB on CPUs, `zero`
-of 25 MiB on GPUs and TPUs, `torus` and `halving_doubling` larger pieces there.
+of 25 MiB on GPUs, `torus` and `halving_doubling` larger pieces on GPUs and TPUs. On TPUs all that scatter over a host
+take buckets of 16 MiB: `hierarchical`, `blueconnect`, `zero`, `powersgd`, `local_sgd`, `post_local_sgd`, `bmuf`.
 
 The drawings show one message on two hosts of four devices: a row is a host. Devices in one outline add up, share out or
 gather with each other; an arrow is a message from one device to another; below stands what each device gives into the

@@ -1,6 +1,7 @@
 """Networks of tokens read those before a place and never those after it."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from jaxnet.errors import InputError
 from jaxnet.models import TextLSTM, Transformer, abstract_variables, from_linen
-from jaxnet.models.attention import Attention
+from jaxnet.models.attention import Attention, gelu
 
 TOKENS = np.random.RandomState(0).randint(0, 7, (3, 6)).astype(np.int32)
 NETS = [Transformer(7, positions=8, dim=16, depth=2, heads=2), TextLSTM(7, hidden=8, layers=2)]
@@ -73,3 +74,18 @@ def test_what_does_not_fit_is_named():
         abstract_variables(from_linen(NETS[0]), jax.ShapeDtypeStruct((1, 9), "int32"))
     with pytest.raises(InputError, match=r"dim must be a multiple of heads, got 10 and 4"):
         Transformer(dim=10)
+
+
+def test_gelu_and_its_gradient_are_those_of_the_error_function():
+    x = np.linspace(-6, 6, 101, dtype=np.float32)
+    of_half = 0.5 * (1 + np.vectorize(math.erf)(x / 2**0.5))
+    np.testing.assert_allclose(gelu(x), x * of_half, atol=2e-6)
+    slope = of_half + x * np.exp(-(x**2) / 2) / (2 * np.pi) ** 0.5
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(gelu)))(x), slope, atol=2e-5)
+
+
+@pytest.mark.parametrize(("platform", "again"), [("cpu", True), ("tpu", False), ("cuda", False)])
+def test_backward_computes_gelu_once_more_on_cpus_alone(platform, again):
+    gradient = jax.jit(jax.grad(lambda x: gelu(x).sum())).trace(jax.ShapeDtypeStruct((8,), "float32"))
+    text = gradient.lower(lowering_platforms=(platform,)).as_text()
+    assert ("optimization_barrier" in text) == again
