@@ -88,14 +88,15 @@ def measured(cell: Cell) -> dict[str, Any]:
             fitted.add(batch)
         return found
 
-    row = {**cell._asdict(), "jax": version()}
+    def row(**found: Any) -> dict[str, Any]:
+        return {**cell._asdict(), "jax": version(), "seconds": round(time.monotonic() - begun, 1), **found}
+
     try:
         batch, found = largest_batch(need, limit, _guess(cell))
     except RuntimeError as error:
-        return {**row, "seconds": round(time.monotonic() - begun, 1), "error": str(error)[:300]}
+        return row(error=str(error)[:300])
     note = "; ".join(filter(None, [found.note if found else "", failed.get(2 * batch, "")]))
-    row |= {"seconds": round(time.monotonic() - begun, 1), "batch": batch}
-    return {**row, "bytes": found.bytes if found else None, "note": note[:300]}
+    return row(batch=batch, bytes=found.bytes if found else None, note=note[:300])
 
 
 def _guess(cell: Cell) -> int:

@@ -25,11 +25,12 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.networks import CLASSES, IMAGE, MATMUL, MODELS, NETWORKS, TEXT, Text
+from benchmarks.peers.networks import MATMUL, MODELS
 from benchmarks.peers.rounds import in_turn
+from benchmarks.peers.train_jax import subject
 from benchmarks.peers.workers import Worker, add_torch_python, find_torch_python, huge_pages, worker_command
 from jaxnet.errors import InputError, exit_cleanly
-from jaxnet.models import ZOO, Transformer, abstract_variables, from_linen
+from jaxnet.models import abstract_variables, from_linen
 from jaxnet.models.zoo import count_flops
 
 
@@ -74,12 +75,10 @@ class Row(NamedTuple):
 
 def step_flops(model: str, batch: int) -> int:
     """Floating-point operations of a training step: forward, and twice as many backward."""
-    shape, dtype = ((Text().positions,), "int32") if model == TEXT else (IMAGE, "float32")
-    text = Transformer(**Text()._asdict())
-    network = from_linen(text if model == TEXT else ZOO[NETWORKS[model].zoo].build(num_classes=CLASSES))
-    inputs = jax.ShapeDtypeStruct((batch, *shape), dtype)
+    trained = subject(model, batch, "float32")
+    network, (inputs, _) = from_linen(trained.network), jax.eval_shape(trained.given, trained.batch)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    variables = abstract_variables(network, jax.ShapeDtypeStruct((1, *shape), dtype))
+    variables = abstract_variables(network, jax.ShapeDtypeStruct((1, *inputs.shape[1:]), inputs.dtype))
 
     def forward(params: Any, stats: Any, inputs: jax.Array, keys: jax.Array) -> Any:
         return network.apply(params, stats, inputs, train=True, keys=keys)[0]

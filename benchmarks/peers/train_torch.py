@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 try:
     import torch
@@ -56,38 +57,51 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class Subject(NamedTuple):
+    """A network, what it is called with, the classes that it should name, and the weight of its auxiliary heads."""
+
+    net: nn.Module
+    inputs: Callable[[], torch.Tensor]
+    labels: torch.Tensor
+    auxiliary: float = 0.0
+
+
+def text(batch: int) -> Subject:
+    """The transformer, and random tokens."""
+    sizes = networks.Text()
+    tokens = torch.randint(0, sizes.vocabulary, (batch, sizes.positions + 1), device=DEVICE)
+    return Subject(Transformer(sizes), lambda: tokens[:, :-1], tokens[:, 1:])
+
+
+def images(name: str, batch: int, layout: torch.memory_format) -> Subject:
+    """A network of the zoo, and random images, which each step normalizes."""
+    zoo, auxiliary = networks.NETWORKS[name]
+    height, width, channels = networks.IMAGE
+    net: nn.Module = NETS[zoo](Scale(1), networks.CLASSES).train()
+    net(torch.zeros(2, channels, height, width))  # which makes the lazy layers
+    pixels = torch.randint(0, 256, (batch, channels, height, width), dtype=torch.uint8, device=DEVICE)
+    labels = torch.randint(0, networks.CLASSES, (batch,), device=DEVICE)
+    mean, deviation = (
+        torch.tensor(values, device=DEVICE).reshape(1, -1, 1, 1) for values in (networks.MEAN, networks.DEVIATION)
+    )
+
+    def inputs() -> torch.Tensor:
+        return ((pixels.float() / 255 - mean) / deviation).contiguous(memory_format=layout)
+
+    return Subject(net, inputs, labels, auxiliary)
+
+
 class Variant:
     """A training step: normalize, forward, backward, SGD."""
 
     def __init__(self, name: str, batch: int, dtype: str, *, last: bool = False, compiled: bool = False) -> None:
         torch.manual_seed(0)
-        self.layout = torch.channels_last if last else torch.contiguous_format
-        self.auxiliary, self.dtype = 0.0, getattr(torch, dtype)
-        if name == networks.TEXT:
-            net = self.of_text(batch)
-        else:
-            self.auxiliary, net = networks.NETWORKS[name].auxiliary, self.of_images(name, batch)
-        net = net.to(DEVICE, memory_format=self.layout)
+        layout = torch.channels_last if last else torch.contiguous_format
+        self.dtype = getattr(torch, dtype)
+        self.trained = text(batch) if name == networks.TEXT else images(name, batch, layout)
+        net = self.trained.net.to(DEVICE, memory_format=layout)
         self.optimizer = torch.optim.SGD(net.parameters(), networks.LEARNING_RATE, networks.MOMENTUM)
         self.net = torch.compile(net) if compiled else net
-
-    def of_text(self, batch: int) -> nn.Module:
-        sizes = networks.Text()
-        tokens = torch.randint(0, sizes.vocabulary, (batch, sizes.positions + 1), device=DEVICE)
-        self.given, self.labels = (lambda: tokens[:, :-1]), tokens[:, 1:]
-        return Transformer(sizes)
-
-    def of_images(self, name: str, batch: int) -> nn.Module:
-        height, width, channels = networks.IMAGE
-        net: nn.Module = NETS[networks.NETWORKS[name].zoo](Scale(1), networks.CLASSES).train()
-        net(torch.zeros(2, channels, height, width))  # which makes the lazy layers
-        images = torch.randint(0, 256, (batch, channels, height, width), dtype=torch.uint8, device=DEVICE)
-        self.labels = torch.randint(0, networks.CLASSES, (batch,), device=DEVICE)
-        mean, deviation = (
-            torch.tensor(values, device=DEVICE).reshape(1, -1, 1, 1) for values in (networks.MEAN, networks.DEVIATION)
-        )
-        self.given = lambda: ((images.float() / 255 - mean) / deviation).contiguous(memory_format=self.layout)
-        return net
 
     def __call__(self, steps: int) -> None:
         for _ in range(steps):
@@ -97,13 +111,14 @@ class Variant:
         wait()
 
     def loss(self) -> torch.Tensor:
-        inputs = self.given()
+        _, inputs, labels, auxiliary = self.trained
+        given = inputs()
         with torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype != torch.float32):
-            outputs = self.net(inputs)
+            outputs = self.net(given)
         logits, *heads = outputs if isinstance(outputs, tuple) else (outputs,)
-        total = F.cross_entropy(logits.float(), self.labels)
+        total = F.cross_entropy(logits.float(), labels)
         for head in heads:
-            total = total + self.auxiliary * F.cross_entropy(head.float(), self.labels)
+            total = total + auxiliary * F.cross_entropy(head.float(), labels)
         return total
 
 
