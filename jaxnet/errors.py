@@ -4,6 +4,7 @@ What is printed may hold the words of strangers: names in a file of weights, pat
 whatever a terminal could take for a command is shown as its number.
 """
 
+import faulthandler
 import functools
 import logging
 import os
@@ -276,9 +277,11 @@ def exit_cleanly(
 
     An `InputError` becomes one `error: ...` line on stderr and status 2. Ctrl-C becomes status 130. A program of
     several processes gives `jaxnet.cluster.start.leave` as `leave`, because a process that fails must not wait for
-    others that wait for it. `verbose` shows what is behind an InputError, see `causes_shown`.
+    others that wait for it. `verbose` shows what is behind an InputError, see `causes_shown`. A crash in native code
+    shows where Python was.
     """
     _open_standard_streams()
+    _show_crashes()
     with _interrupts_noted() as interrupted:
         try:
             with causes_shown(verbose), _shared_gpu_told():
@@ -319,6 +322,15 @@ def _open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number
             setattr(sys, name, Path(os.devnull).open("r" if number == 0 else "w"))  # noqa: SIM115  # for good
+
+
+def _show_crashes() -> None:
+    """A process that a signal such as SIGSEGV kills writes the Python stacks of its threads first."""
+    if faulthandler.is_enabled():
+        return
+    faulthandler.enable(2)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)  # who aborts has said why: JAX, where another process has died
 
 
 @contextmanager

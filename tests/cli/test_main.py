@@ -157,6 +157,26 @@ exit_cleanly(main)
     assert subprocess.run(closed, env=clean_environment(), check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("crash", "number", "said"),
+    [("signal.raise_signal(signal.SIGSEGV)", signal.SIGSEGV, True), ("os.abort()", signal.SIGABRT, False)],
+)
+def test_a_crash_shows_where_python_was(crash, number, said):
+    """Who aborts has a message of its own."""
+    code = f"""
+import os, signal
+from jaxnet.errors import exit_cleanly
+
+def in_native_code():
+    {crash}
+
+exit_cleanly(in_native_code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == -number
+    assert ("Fatal Python error: Segmentation fault" in done.stderr) == ("in in_native_code" in done.stderr) == said
+
+
 def test_exit_cleanly_leaves_as_told_and_lets_bugs_through():
     left = []
     exit_cleanly(lambda: 3, left.append)
