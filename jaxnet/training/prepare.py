@@ -37,7 +37,7 @@ from jaxnet.config.fit import bytes_of, check_batch, check_fit, check_norm, chec
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
 from jaxnet.config.strategy import strategy_of
-from jaxnet.cost.choice import Choice, choose, kept_for, measures
+from jaxnet.cost.choice import Choice, choose, kept_for
 from jaxnet.cost.workloads import Workload
 from jaxnet.data import Source, check_source, example_shapes, has_classes, hold_out, open_split
 from jaxnet.ensembles import ensemble_model, ensemble_optimizer
@@ -197,9 +197,8 @@ def prepare(
 
 def _choice(processes: ProcessGroup, gradient_bytes: int, kept: Callable[[], Any] | None) -> Choice:
     """What an earlier attempt chose on such a mesh, so that a run goes on as it began; else a new choice."""
-    mesh, found = processes.mesh, None
-    if kept is not None and measures(mesh):
-        found = kept_for(mesh, processes.broadcast_object(kept))
+    mesh = processes.mesh
+    found = None if kept is None else kept_for(mesh, processes.broadcast_object(kept))
     return found or choose(mesh, gradient_bytes)
 
 

@@ -225,7 +225,7 @@ def test_parts_are_moments_in_order(workload):
 
 # ---- The choice -----------------------------------------------------------------------------------------
 
-DEFAULT = "hierarchical:4MiB"  # on several devices of a process
+DEFAULT = "ddp:4MiB"  # on several devices of a process
 
 
 def test_every_plan_is_a_candidate_once(workload):

@@ -96,10 +96,22 @@ def test_each_option_has_a_reason(platform):
 
 def test_the_default_is_the_best_on_the_platform_by_its_own_name(tmp_path):
     run = jaxnet.train(CONFIG, tmp_path / "a", quiet=True)
-    assert run.summary["strategy"] == "hierarchical"
+    assert run.summary["strategy"] == "ddp"
     assert comm.named_strategy("auto", platform="tpu").name == "ddp"
     with pytest.raises(ValueError, match="auto takes no settings"):
         comm.named_strategy("auto:rank=2")
+
+
+def test_a_run_goes_on_by_what_was_chosen(tmp_path):
+    """Another version of jaxnet may have another rule."""
+    before = jaxnet.train(CONFIG, tmp_path / "a", quiet=True).workdir / "config.json"
+    settings = json.loads(before.read_text())
+    assert settings["strategy.choice"]["strategy"] == "ddp"
+    settings["strategy.choice"]["strategy"] = "hierarchical"
+    before.write_text(json.dumps(settings))
+    run = jaxnet.train(replace(CONFIG, epochs=2), tmp_path / "a", quiet=True, allow_config_change=True)
+    assert run.summary["strategy"] == "hierarchical"
+    assert json.loads(before.read_text())["strategy.choice"] == settings["strategy.choice"]
 
 
 def test_a_run_from_before_there_was_auto_goes_on(tmp_path):
