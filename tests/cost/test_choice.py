@@ -35,9 +35,9 @@ def test_one_device_a_process_cuts_no_gradient(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "chosen", "saves"), [(7.9, "hierarchical", "saves"), (8.1, "ddp", "does not save")]
+    ("milliseconds", "chosen", "saves"), [(7.7, "hierarchical", "saves"), (7.9, "ddp", "does not save")]
 )
-def test_hierarchical_must_save_a_fifth(milliseconds, chosen, saves, monkeypatch):
+def test_hierarchical_must_save_enough(milliseconds, chosen, saves, monkeypatch):
     """Where it is measured, by both ways on the same message, of at most a bucket."""
     sizes = []
 
@@ -50,7 +50,7 @@ def test_hierarchical_must_save_a_fifth(milliseconds, chosen, saves, monkeypatch
     monkeypatch.setattr(choice, "_measures", lambda mesh: True)
     found = choose(make_mesh(2), 10**6)
     assert (found.label, sizes) == (f"{chosen}:4MiB", [10**6, 10**6])
-    assert found.why == (f"over this link hierarchical {saves} a fifth: 1.0 MB take {milliseconds} ms, by ddp 10.0")
+    assert found.why == (f"over this link hierarchical {saves} 22%: 1.0 MB take {milliseconds} ms, by ddp 10.0")
     choose(make_mesh(2), 10**9)
     assert max(sizes) == 4 * MiB
 
