@@ -320,7 +320,7 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
     assert made_up.asked == [
         ([DEFAULT, "xla"], *tuning._FIRST),
         (sorted(promising), *tuning._FIRST),
-        (["ddp:512KiB", DEFAULT], *tuning._LAST),
+        ([DEFAULT, "ddp:512KiB"], *tuning._LAST),
     ]
     assert found.steps == sum(len(labels) * rounds * steps for labels, rounds, steps in made_up.asked)
     assert len(found.errors) == 3  # of xla and the promising
