@@ -200,7 +200,7 @@ def test_cut_classifiers_send_fewer_bytes(model, size, plain, cut):
 
 
 def test_the_report_names_what_is_cut_and_numbers_leaves_as_the_model_does():
-    experiment = prepared(hybrid(bucket_bytes=1024), (2, 4))
+    experiment = prepared(hybrid(strategy="hierarchical", bucket_bytes=1024), (2, 4))
     report = experiment.plan.as_json()
     kernels = [f"classifier_{layer}/kernel" for layer in (6, 4, 1)]
     assert report["cut"] == dict.fromkeys(kernels, "rows")
