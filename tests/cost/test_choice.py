@@ -50,7 +50,7 @@ def test_hierarchical_must_save_enough(milliseconds, chosen, saves, monkeypatch)
     monkeypatch.setattr(choice, "_measures", lambda mesh: True)
     found = choose(make_mesh(2), 10**6)
     assert (found.label, sizes) == (f"{chosen}:4MiB", [10**6, 10**6])
-    assert found.why == (f"over this link hierarchical {saves} 22%: 1.0 MB take {milliseconds} ms, by ddp 10.0")
+    assert found.why == f"over this link hierarchical {saves} 22%: 1.0 MB take {milliseconds} ms, by ddp 10.0"
     choose(make_mesh(2), 10**9)
     assert max(sizes) == 4 * MiB
 
