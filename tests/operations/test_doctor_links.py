@@ -42,6 +42,15 @@ def test_two_ends_measure_one_connection(monkeypatch):
     assert here.round_trip > 0
 
 
+def test_pings_that_a_busy_machine_held_up_make_no_rate_negative(monkeypatch):
+    taken = iter([*[5e-3] * links._PINGS, 1e-3, 2e-3, 2e-3])
+    monkeypatch.setattr(links, "_MOST", links._PROBE)
+    monkeypatch.setattr(links, "_timed", lambda peer, size, until: next(taken))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
+        sent = links._send(peer, until=0.0)
+    assert sent.rate == pytest.approx(links._PROBE * 8 / 1e-3)
+
+
 def hello(nonce="0123456789abcdef", rank=0):
     return {"rank": rank, "nonce": nonce}
 
