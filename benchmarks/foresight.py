@@ -7,26 +7,33 @@
 A cell is a model, on a layout of processes and devices, joined by a link, as in `benchmarks.choices`. Cells that are in
 the file are not measured again. In one job:
 
-1. `jaxnet tune`'s search finds a plan. From the parts that it measured all plans of a finer search are predicted, with
-   more sizes of buckets: there, and on slower links, of which nothing but the rate is known.
-2. These plans are timed, two rounds each. Buckets under 400 KiB are left out: hundreds of messages, and in pieces as
-   many programs to compile.
+1. `jaxnet tune`'s search finds a plan. The parts that it measured are kept, and the steps that taught it.
+2. All plans of a finer search, with more sizes of buckets, are timed: two rounds each, beside the default in the same
+   rounds, because a machine may be a fifth slower ten minutes later. Buckets under 400 KiB are left out: hundreds of
+   messages, and in pieces as many programs to compile.
 3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
    of many does not owe its place to a moment in which the machine was quiet.
+
+The table predicts all plans from the parts: there, and on slower links, of which nothing but the rate is known. So
+another model of a step can be judged by the same measurements.
 
 A cell takes more than ten minutes on a core a host. Run nothing beside it.
 """
 
 import argparse
+import functools
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.choices import Cell, add_cells, answer, fill, joined
+from benchmarks.choices import LAYOUTS, Cell, Layout, add_cells, answer, fill, joined
 from benchmarks.compiling import read_rows
 from jaxnet.figures import curve_style, new_figure, write_figure
+
+if TYPE_CHECKING:
+    from jaxnet.cost.workloads import Workload
 
 _BUCKETS = (
     *(
@@ -45,38 +52,42 @@ Row = dict[str, Any]
 
 
 def work(model: str) -> None:
-    """Tune, predict and time all, time the best again; process 0 prints a line of JSON."""
+    """Tune, time all, time the best again; process 0 prints a line of JSON."""
     import jax
 
-    from jaxnet.cost.prediction import between_slower_hosts, predicted_step
     from jaxnet.cost.profiles import as_json
     from jaxnet.cost.rounds import interleave
     from jaxnet.cost.steps import TimedProgram, full_step
     from jaxnet.cost.tuning import BY_XLA, candidates, tune
 
     workload = joined(model)
-    # 1. The search, and what it says of all plans.
+    # 1. The search.
     tuned = tune(workload)
     plans = candidates(workload, tuned.default, _BUCKETS)
-
-    def predicted(slower: float) -> dict[str, float]:
-        parts = between_slower_hosts(tuned.parts, slower)
-        return {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
 
     def program(label: str) -> TimedProgram:
         return full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
 
     # 2. All plans. A program is let go once it is timed, as a hundred of them would not fit into memory.
-    once = {label: interleave({label: program(label)}, *_FIRST)[label] for label in plans}
+    default = program(tuned.default)
+    once, beside = {}, {}
+    for label in plans:
+        times = interleave({label: program(label), "": default}, *_FIRST)
+        once[label], beside[label] = times[label], times[""]
     # 3. The best again.
-    first = sorted(once, key=lambda label: statistics.mean(once[label]))[:_FINALISTS]
+    first = sorted(once, key=_relative(once, beside).__getitem__)[:_FINALISTS]
     last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
     times = interleave({label: program(label) for label in last}, *_LAST)
     if jax.process_index() == 0:
         found = {"tuned": tuned.best, "why": tuned.why, "default": tuned.default, "steps": tuned.steps}
-        found |= {"learned": [row.label for row in tuned.rows if row.learned], "parts": as_json(tuned.parts)}
-        found |= {"predicted": predicted(1.0), "slower": {link: predicted(slower) for link, slower in _SLOWER.items()}}
-        print(json.dumps(found | {"once": once, "times": times}))
+        found |= {"taught": {row.label: row.measured for row in tuned.rows if row.learned}}
+        found |= {"parts": as_json(tuned.parts._replace(unhidden={}))}
+        print(json.dumps(found | {"once": once, "beside": beside, "times": times}))
+
+
+def _relative(once: Mapping[str, Sequence[float]], beside: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Steps of all plans, over those of the default in the same rounds."""
+    return {label: statistics.mean(once[label]) / statistics.mean(beside[label]) for label in once}
 
 
 def measured(cell: Cell) -> Row:
@@ -119,32 +130,66 @@ def _predictions(rows: Sequence[Row]) -> Iterator[str]:
     head += ["predicted to be the fastest", "it takes over the fastest"]
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
+    all_off: list[float] = []
     for title, row, predicted in _predicted(rows):
         seconds = _timed(row, predicted)
         off = [abs(predicted[label] / seconds[label] - 1) for label in predicted]
+        all_off += off
         rank = spearmanr(list(predicted.values()), list(seconds.values()))[0]
         rounds = spearmanr(*zip(*(row["once"][label] for label in predicted), strict=True))[0]
         promised = min(predicted, key=predicted.__getitem__)
         yield (
-            f"| {title} | {len(off)} | {statistics.median(off):.0%} | {statistics.quantiles(off, n=10)[-1]:.0%} "
-            f"| {rank:.2f} | {rounds:.2f} | `{promised}` | {seconds[promised] / min(seconds.values()):.2f} |"
+            f"| {title} | {_off(off)} | {rank:.2f} | {rounds:.2f} | `{promised}` "
+            f"| {seconds[promised] / min(seconds.values()):.2f} |"
         )
+    yield f"| all | {_off(all_off)} | | | | |"
+
+
+def _off(errors: Sequence[float]) -> str:
+    return f"{len(errors)} | {statistics.median(errors):.1%} | {statistics.quantiles(errors, n=10)[-1]:.1%}"
 
 
 def _predicted(rows: Sequence[Row]) -> Iterator[tuple[str, Row, dict[str, float]]]:
-    """Titles, rows, and what was predicted for the plans of a row: by its own parts, and by those of a faster link."""
+    """Titles, rows, and what is predicted for the plans of a row: by its own parts, and by those of a faster link."""
     of = {row["cell"]: row for row in rows}
     for row in rows:
-        yield row["cell"], row, {label: row["predicted"][label] for label in row["once"] if label not in row["learned"]}
+        yield row["cell"], row, _steps(row, [label for label in row["once"] if label not in row["taught"]])
         place, _, link = row["cell"].rpartition(" ")
         faster = of.get(f"{place} {_FROM}")
         if link in _SLOWER and faster:
-            yield f"{row['cell']}, from {_FROM}", row, {label: faster["slower"][link][label] for label in row["once"]}
+            yield f"{row['cell']}, from {_FROM}", row, _steps(faster, row["once"], _SLOWER[link])
+
+
+def _steps(row: Row, labels: Iterable[str], slower: float = 1.0) -> dict[str, float]:
+    """Predicted seconds a step, if a byte took so many times as long between hosts as it did."""
+    from jaxnet.cost.prediction import between_slower_hosts, calibrated, predicted_step
+    from jaxnet.cost.profiles import as_parts
+    from jaxnet.cost.tuning import plan_of
+
+    model, layout, _ = row["cell"].split()
+    workload = _emulated(model, LAYOUTS[layout])
+    taught = [(plan_of(label, workload), seconds) for label, seconds in row["taught"].items()]
+    parts = between_slower_hosts(calibrated(as_parts(row["parts"]), taught, workload), slower)
+    return {label: predicted_step(parts, plan_of(label, workload), workload).seconds for label in labels}
+
+
+@functools.cache
+def _emulated(model: str, layout: Layout) -> "Workload":
+    """The same model on so many emulated devices of this process."""
+    import jax
+
+    from jaxnet.comm import make_mesh
+    from jaxnet.cost.workloads import named_workload
+
+    jax.config.update("jax_num_cpu_devices", max(each.processes * each.devices for each in LAYOUTS.values()))
+    return named_workload(model, make_mesh(layout.processes, jax.devices()[: layout.processes * layout.devices]))
 
 
 def _timed(row: Row, labels: Iterable[str]) -> dict[str, float]:
-    """Seconds a step of these plans, over both rounds."""
-    return {label: statistics.mean(row["once"][label]) for label in labels}
+    """Seconds a step of these plans, over both rounds, as if the default had taken the same in all rounds."""
+    usual = statistics.median(statistics.mean(each) for each in row["beside"].values())
+    relative = _relative(row["once"], row["beside"])
+    return {label: usual * relative[label] for label in labels}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

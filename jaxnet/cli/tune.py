@@ -142,7 +142,7 @@ def _as_json(found: "Tuned") -> dict[str, Any]:
         "steps": found.steps,
         "rows": [row._asdict() for row in found.rows],
         "compute": {name: getattr(parts, name) for name in ("forward", "gradients", "step", "share", "launch")},
-        "learned": dict(parts.learned),
+        "unhidden": dict(parts.unhidden),
         "links": {name: {**curve.line._asdict(), "medians": dict(curve.medians)} for name, curve in curves.items()},
     }
 
@@ -156,8 +156,8 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
         f"{parts.step * 1e3:.1f}; messages take {parts.share:.0%} of the processor while they travel, "
         f"and {parts.launch * 1e3:.2f} ms to launch"
     )
-    for kind, longer in parts.learned.items():
-        yield f"{kind}: a step takes {longer * 1e3:.1f} ms longer than its parts say"
+    for kind, part in parts.unhidden.items():
+        yield f"{kind}: {part:.0%} of what should be hidden is not"
     for (kind, axes), curve in parts.curves.items():
         yield f"{kind} over {'+'.join(axes)}: {_curve(curve.line)}"
     yield f"{'plan':<26} {'predicted ms':>12} {'measured ms':>12} {'off':>6}"

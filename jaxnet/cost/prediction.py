@@ -11,8 +11,8 @@
 4. While anything travels, computation gets less of the processor: by what messages were measured to take of it. Where a
    step is several programs, each message costs computation the launch of one.
 5. What messages and computation cost each other beyond that cannot be measured by itself. It is learned from a few
-   steps that were timed (`calibrated`): how much longer a step takes, one number for steps of one program, in pieces
-   and under `priority` each.
+   steps that were timed (`calibrated`): which part of what should be hidden is not, one number for steps of one
+   program, in pieces and under `priority` each. Where nothing travels beside computation nothing is added.
 """
 
 import os
@@ -59,7 +59,8 @@ class Parts(NamedTuple):
         curves: of each way in which the plans send.
         share: of this host's processor time that messages take while they travel, 0 to 1.
         launch: of the processor, for a program that sends next to nothing.
-        learned: how much longer a step takes, by the kind of its plan; of one that is not in it, not at all.
+        unhidden: the part of what a step should hide that it does not, by the kind of its plan; more than 1 where
+            messages and computation slow each other down. Of a kind that is not in it, all is hidden.
     """
 
     forward: float
@@ -69,7 +70,7 @@ class Parts(NamedTuple):
     curves: Mapping[Way, Curve]
     share: float
     launch: float = 0.0
-    learned: Mapping[str, float] = MappingProxyType({})
+    unhidden: Mapping[str, float] = MappingProxyType({})
 
 
 # ---- From parts to a step -------------------------------------------------------------------------------
@@ -108,11 +109,13 @@ class PredictedStep(NamedTuple):
 
     Attributes:
         seconds: of all.
+        hidden: by how much that is less than computation and messages one after the other; below 0 where it is more.
         computed: from when to when the processor computes.
         sent: what travels; under `priority` first the rest of what the step before has made.
     """
 
     seconds: float
+    hidden: float
     computed: tuple[tuple[float, float], ...]
     sent: tuple[Sent, ...]
 
@@ -124,7 +127,7 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
         InputError: the strategy does not sum message by message, or in a way that was not measured; there is one
             device, which sends nothing.
     """
-    strategy, longer = plan.strategy, parts.learned.get(plan.kind, 0.0)
+    strategy, unhidden = plan.strategy, parts.unhidden.get(plan.kind, 0.0)
     reducer = summing_messages(strategy.reducer or BY_XLA, f"strategy={strategy.label} is not predicted")
     if workload.mesh.size == 1:
         raise InputError(f"strategy={strategy.label} is not predicted: one device sends nothing; take several")
@@ -151,20 +154,25 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
             begins[place] += (number + 1) * parts.launch
         launches = len(begins) * parts.launch
         parts = parts._replace(gradients=parts.gradients + launches, step=parts.step + launches)
-    # 2. Across the end of the step, or before it.
+    # 2. All one after the other, which is what nothing hidden would take.
+    update = parts.step - parts.gradients
+    apart = overlapped(parts.gradients, [parts.gradients] * len(begins), stages).arrived + update
+    # 3. Across the end of the step, or before it.
     if strategy.schedule == "priority":
         steady = _steady(parts, begins, [sum(each for _, each in one) for one in stages])
+        seconds_ = steady.seconds + unhidden * max(0.0, apart - steady.seconds)
         whole = [Sent(place, plans[place][-1], *span) for place, span in steady.travelled]
-        return PredictedStep(steady.seconds + longer, steady.computed, tuple(whole))
+        return PredictedStep(seconds_, apart - seconds_, steady.computed, tuple(whole))
     found = overlapped(parts.gradients, begins, stages, parts.share)
-    update = max(found.computed, found.arrived)
-    ends = update + parts.step - parts.gradients + longer
+    updated = max(found.computed, found.arrived)
+    ends = updated + update
+    ends += unhidden * max(0.0, apart - ends)
     sent = [
         Sent(place, each, *span)
         for place, spans in enumerate(found.stages)
         for each, span in zip(plans[place], spans, strict=True)
     ]
-    return PredictedStep(ends, ((0.0, found.computed), (update, ends)), tuple(sent))
+    return PredictedStep(ends, apart - ends, ((0.0, found.computed), (updated, ends)), tuple(sent))
 
 
 def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float]) -> SteadyStep:
@@ -187,19 +195,24 @@ def between_slower_hosts(parts: Parts, times: float) -> Parts:
 
 
 def calibrated(parts: Parts, timed: Sequence[tuple[Plan, float]], workload: Workload) -> Parts:
-    """The same parts, with how much longer steps take than predicted: for each kind, the median of those timed.
+    """The same parts, with what steps were timed to hide: for each kind, over all of its steps, 0 or more.
+
+        unhidden = sum(seconds - predicted) / sum(hidden)
 
     Args:
         parts: as measured.
         timed: plans with the seconds of their step.
         workload: the same.
     """
-    bare = parts._replace(learned={})
-    longer: dict[str, list[float]] = {}
+    bare = parts._replace(unhidden={})
+    longer: dict[str, float] = {}
+    hidden: dict[str, float] = {}
     for plan, seconds in timed:
-        longer.setdefault(plan.kind, []).append(seconds - predicted_step(bare, plan, workload).seconds)
-    found = {kind: max(0.0, float(np.median(each))) for kind, each in longer.items()}
-    return parts._replace(learned={**parts.learned, **found})
+        step = predicted_step(bare, plan, workload)
+        longer[plan.kind] = longer.get(plan.kind, 0.0) + seconds - step.seconds
+        hidden[plan.kind] = hidden.get(plan.kind, 0.0) + max(0.0, step.hidden)
+    found = {kind: max(0.0, longer[kind] / hidden[kind]) if hidden[kind] else 0.0 for kind in longer}
+    return parts._replace(unhidden={**parts.unhidden, **found})
 
 
 # ---- Measured -------------------------------------------------------------------------------------------

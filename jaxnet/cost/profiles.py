@@ -2,8 +2,8 @@
 
     {"dense, batch 16, 2 x 1 cpu devices, 2 processes, ...": {"forward": 0.05, "ready": [...], "curves": [...], ...}}
 
-The file has an entry for each model, mesh, processor and version of JAX: `key_of`. One that fits none of them is not
-used, and stays in the file.
+The file has an entry for each model, mesh, processor, version of JAX and form of an entry: `key_of`. One that fits none
+of them is not used, and stays in the file.
 """
 
 import hashlib
@@ -23,6 +23,8 @@ from jaxnet.cost.prediction import Parts
 from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError, error_text
 from jaxnet.files import read_object, record_of, replace
+
+_FORM = "form 2"  # of an entry; one of another form is not used, and stays in the file
 
 
 class _Way(NamedTuple):
@@ -44,7 +46,7 @@ class _Kept(NamedTuple):
     curves: Sequence[_Way]
     share: float
     launch: float
-    learned: dict[str, float]
+    unhidden: dict[str, float]
 
 
 def key_of(workload: Workload) -> str:
@@ -61,6 +63,7 @@ def key_of(workload: Workload) -> str:
             described(workload.mesh),
             f"{len(os.sched_getaffinity(0))} cores of {_processor()}",
             f"JAX {importlib.metadata.version('jax')}",
+            _FORM,
         ]
     )
 
@@ -101,7 +104,7 @@ def as_json(parts: Parts) -> dict[str, Any]:
         | {"line": curve.line._asdict()}
         for (kind, axes), curve in parts.curves.items()
     ]
-    return parts._asdict() | {"ready": list(parts.ready), "curves": curves, "learned": dict(parts.learned)}
+    return parts._asdict() | {"ready": list(parts.ready), "curves": curves, "unhidden": dict(parts.unhidden)}
 
 
 def as_parts(said: object) -> Parts:
