@@ -45,6 +45,7 @@ _SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 25)
 _SMALL, _LARGE = 1 << 16, 1 << 22  # messages whose part of the processor is measured: launched, and on their way
 _TIMES = 5
 _ROUNDS, _STEPS = 3, 2
+_TELLING = 0.01  # of a step
 _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
 
 
@@ -128,41 +129,22 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
             device, which sends nothing.
     """
     strategy, unhidden = plan.strategy, parts.unhidden.get(plan.kind, 0.0)
-    reducer = summing_messages(strategy.reducer or BY_XLA, f"strategy={strategy.label} is not predicted")
-    if workload.mesh.size == 1:
-        raise InputError(f"strategy={strategy.label} is not predicted: one device sends nothing; take several")
-    order, sizes = workload.order, workload.mesh.shape
-    messages = messages_of(reducer, workload.shapes, sizes, order)
-
     # 1. When each message may leave, and for how long it takes which links.
-    def seconds(each: Collective, bytes_: int) -> float:
-        if (curve := parts.curves.get((each.kind, each.axes))) is None:
-            raise InputError(f"strategy={strategy.label} is not predicted: its {each.kind} was not measured")
-        return curve.seconds(bytes_)
-
-    plans = [travelling(sent, sizes) for sent in messages.collectives(sizes)]
-    stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent] for sent in plans]
-    begins = [max(parts.ready[order[piece.leaf]] for piece in bucket.pieces) for bucket in messages.buckets.buckets]
-    if strategy.kind == "xla":  # it merges its messages, and sends when backward has ended
-        merged = replace(plans[0][0], elements=sum(each.elements for [each] in plans))
-        plans, begins = [(merged,)], [parts.gradients]
-        stages = [[("link", seconds(merged, workload.gradient_bytes))]]
-    if strategy.schedule == "after":
-        begins = [parts.gradients] * len(begins)
+    plans, stages, begins = _messages(parts, strategy, workload)
     if plan.kind in SEVERAL_PROGRAMS:
         for number, place in enumerate(sorted(range(len(begins)), key=begins.__getitem__)):
             begins[place] += (number + 1) * parts.launch
         launches = len(begins) * parts.launch
         parts = parts._replace(gradients=parts.gradients + launches, step=parts.step + launches)
-    # 2. All one after the other, which is what nothing hidden would take.
+    # 2. Messages after all computation: what a step takes that hides nothing.
     update = parts.step - parts.gradients
-    apart = overlapped(parts.gradients, [parts.gradients] * len(begins), stages).arrived + update
-    # 3. Across the end of the step, or before it.
+    apart = update + overlapped(parts.gradients, [parts.gradients] * len(begins), stages).arrived
+    # 3. Beside it: across the end of the step, or before it.
     if strategy.schedule == "priority":
         steady = _steady(parts, begins, [sum(each for _, each in one) for one in stages])
-        seconds_ = steady.seconds + unhidden * max(0.0, apart - steady.seconds)
+        ends = steady.seconds + unhidden * max(0.0, apart - steady.seconds)
         whole = [Sent(place, plans[place][-1], *span) for place, span in steady.travelled]
-        return PredictedStep(seconds_, apart - seconds_, steady.computed, tuple(whole))
+        return PredictedStep(ends, apart - ends, steady.computed, tuple(whole))
     found = overlapped(parts.gradients, begins, stages, parts.share)
     updated = max(found.computed, found.arrived)
     ends = updated + update
@@ -173,6 +155,32 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
         for each, span in zip(plans[place], spans, strict=True)
     ]
     return PredictedStep(ends, apart - ends, ((0.0, found.computed), (updated, ends)), tuple(sent))
+
+
+def _messages(
+    parts: Parts, strategy: Strategy, workload: Workload
+) -> tuple[list[tuple[Collective, ...]], list[list[tuple[str, float]]], list[float]]:
+    """Of each message its collectives, their links with seconds, and when backward has made all that is in it."""
+    reducer = summing_messages(strategy.reducer or BY_XLA, f"strategy={strategy.label} is not predicted")
+    if workload.mesh.size == 1:
+        raise InputError(f"strategy={strategy.label} is not predicted: one device sends nothing; take several")
+    order, sizes = workload.order, workload.mesh.shape
+    messages = messages_of(reducer, workload.shapes, sizes, order)
+
+    def seconds(each: Collective, bytes_: int) -> float:
+        if (curve := parts.curves.get((each.kind, each.axes))) is None:
+            raise InputError(f"strategy={strategy.label} is not predicted: its {each.kind} was not measured")
+        return curve.seconds(bytes_)
+
+    plans = [travelling(sent, sizes) for sent in messages.collectives(sizes)]
+    if strategy.kind == "xla":  # it merges its messages, and sends when backward has ended
+        merged = replace(plans[0][0], elements=sum(each.elements for [each] in plans))
+        return [(merged,)], [[("link", seconds(merged, workload.gradient_bytes))]], [parts.gradients]
+    stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent] for sent in plans]
+    if strategy.schedule == "after":
+        return plans, stages, [parts.gradients] * len(plans)
+    buckets = messages.buckets.buckets
+    return plans, stages, [max(parts.ready[order[piece.leaf]] for piece in each.pieces) for each in buckets]
 
 
 def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float]) -> SteadyStep:
@@ -199,20 +207,31 @@ def calibrated(parts: Parts, timed: Sequence[tuple[Plan, float]], workload: Work
 
         unhidden = sum(seconds - predicted) / sum(hidden)
 
+    A step that hides next to nothing (under a hundredth of its time) says nothing of it.
+
     Args:
         parts: as measured.
         timed: plans with the seconds of their step.
         workload: the same.
     """
     bare = parts._replace(unhidden={})
-    longer: dict[str, float] = {}
-    hidden: dict[str, float] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for plan, seconds in timed:
-        step = predicted_step(bare, plan, workload)
-        longer[plan.kind] = longer.get(plan.kind, 0.0) + seconds - step.seconds
-        hidden[plan.kind] = hidden.get(plan.kind, 0.0) + max(0.0, step.hidden)
-    found = {kind: max(0.0, longer[kind] / hidden[kind]) if hidden[kind] else 0.0 for kind in longer}
-    return parts._replace(unhidden={**parts.unhidden, **found})
+        step, of_kind = predicted_step(bare, plan, workload), found.setdefault(plan.kind, [])
+        if step.hidden > _TELLING * step.seconds:
+            of_kind.append((seconds - step.seconds, step.hidden))
+    taught = {kind: _unhidden(of_kind) for kind, of_kind in found.items()}
+    return parts._replace(unhidden={**parts.unhidden, **taught})
+
+
+def _unhidden(steps: Sequence[tuple[float, float]]) -> float:
+    """The part of what is hidden by which steps are longer.
+
+    >>> _unhidden([(0.5, 2.0), (1.5, 2.0)]), _unhidden([(-1.0, 2.0)]), _unhidden([])
+    (0.5, 0.0, 0.0)
+    """
+    longer, hidden = (float(sum(column)) for column in zip(*steps, strict=True)) if steps else (0.0, 1.0)
+    return max(0.0, longer / hidden)
 
 
 # ---- Measured -------------------------------------------------------------------------------------------

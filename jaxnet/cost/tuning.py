@@ -41,7 +41,7 @@ _PROBES = (
     *("priority:1MiB", "priority:4MiB"),
 )
 _PROMISING = 2
-_FIRST, _LAST = (2, 1), (4, 2)  # rounds, and steps in each
+_FIRST, _LAST = (2, 1), (4, 1)  # rounds, and steps in each
 _WORTH = 0.98
 BY_XLA = "xla"
 

@@ -52,7 +52,7 @@ def test_what_is_measured_is_kept_and_steps_on_a_slower_network_are_predicted(ca
     first = found()
     monkeypatch.setattr(tuning, "measured_parts", None)
     again = found()
-    assert (again["compute"], again["learned"]) == (first["compute"], first["learned"])
+    assert (again["compute"], again["unhidden"]) == (first["compute"], first["unhidden"])
     assert again["steps"] <= first["steps"]  # one plan of each kind was learned from, the default
     assert not any(row["learned"] for row in again["rows"])
     monkeypatch.setattr(tuning, "interleave", None)
@@ -89,4 +89,4 @@ def test_two_processes_agree_on_a_plan():
     assert {label.partition(":")[0] for label in rows} >= {"priority", "per_leaf", "flat"}
     assert rows[found["best"]]["measured"] > 0
     assert found["settings"].startswith("strategy=")
-    assert set(found["learned"]) == {"one program", "pieces", "priority"}
+    assert set(found["unhidden"]) == {"one program", "pieces", "priority"}

@@ -115,14 +115,34 @@ def test_slower_links_never_help(workload, label):
 
     assert 9.5 <= seconds(per_byte=1e-7) <= seconds(per_byte=1e-6) <= seconds(per_byte=1e-5)
     assert seconds(per_byte=1e-6) <= seconds(per_byte=1e-6, share=0.3)
-    told = parts_of(workload)._replace(learned={"one program": 0.2, "after backward": 0.2})
-    assert predicted_step(told, plan(label), workload).seconds == pytest.approx(seconds() + 0.2)
+
+
+@pytest.mark.parametrize(("label", "hidden"), [("flat", 0), ("xla", 0), ("per_leaf", 7), ("ddp:512KiB", 6)])
+def test_what_is_not_hidden_makes_a_step_longer(workload, label, hidden):
+    """Of eight gradients of 0.262 s all but those of the last message are; half of it hidden is half as much gained."""
+    parts, kind = parts_of(workload), plan(label).kind
+    step = predicted_step(parts, plan(label), workload)
+    assert step.hidden == pytest.approx(hidden * 0.262144)
+    for part in (0.0, 0.5, 1.0, 3.0):
+        told = predicted_step(parts._replace(unhidden={kind: part}), plan(label), workload)
+        assert told.seconds == pytest.approx(step.seconds + part * step.hidden)
+        assert told.hidden == pytest.approx((1 - part) * step.hidden)
+
+
+@pytest.mark.parametrize("label", ["hierarchical:512KiB", "blueconnect:1MiB", "ddp:512KiB+pieces", "priority:512KiB"])
+def test_where_nothing_is_hidden_messages_follow_computation(workload, label):
+    """As if backward made all at its end; the two links of a hierarchy still run side by side."""
+    parts = parts_of(workload, per_byte=4e-6)
+    told = predicted_step(parts._replace(unhidden={plan(label).kind: 1.0}), plan(label), workload)
+    late = parts._replace(ready=(parts.gradients,) * 8)
+    by_ddp = plan(label.replace("priority", "ddp"))
+    assert told.seconds == pytest.approx(predicted_step(late, by_ddp, workload).seconds)
 
 
 @pytest.mark.parametrize("label", ["per_leaf", "ddp:512KiB", "hierarchical:1MiB", "flat", "xla", "priority:512KiB"])
 def test_a_step_in_time_has_all_that_is_computed_and_all_that_travels(workload, label):
     """Also where messages cross its end: what they take after it they have taken of the step before."""
-    seconds, computed, sent = predicted_step(parts_of(workload), plan(label), workload)
+    seconds, _, computed, sent = predicted_step(parts_of(workload), plan(label), workload)
     assert all(0 <= begin <= end <= seconds + 1e-9 for begin, end in [*computed, *(each[2:] for each in sent)])
     assert sum(end - begin for begin, end in computed) == pytest.approx(9.5)
     by_link = {}
@@ -147,24 +167,24 @@ def test_priority_hides_what_a_step_that_ends_with_its_sums_cannot(workload):
 
 @pytest.mark.parametrize("label", ["ddp:{}", "ddp:{}+pieces", "priority:{}"])
 def test_steps_that_were_timed_teach_those_of_their_kind(workload, label):
-    """Of three that take 0.3, 0.4 and 9 s longer than predicted, the one in the middle; others learn nothing."""
+    """Three that hide 0.4 s less in all than predicted; what another kind was taught stays."""
     parts, held_out = parts_of(workload), plan(label.format("512KiB"))
-    taught = {"256KiB": 0.4, "1MiB": 9.0, "2MiB": 0.3}
-    timed = [
-        (each, predicted_step(parts, each, workload).seconds + longer)
-        for each, longer in ((plan(label.format(size)), longer) for size, longer in taught.items())
-    ]
-    found = calibrated(parts._replace(learned={held_out.kind: 3.0, "other": 1.0}), timed, workload)
-    assert found.learned == {held_out.kind: pytest.approx(0.4), "other": 1.0}
-    bare = predicted_step(parts, held_out, workload).seconds
-    assert predicted_step(found, held_out, workload).seconds == pytest.approx(bare + 0.4)
+    bare = {size: predicted_step(parts, plan(label.format(size)), workload) for size in ("256KiB", "1MiB", "2MiB")}
+    longer = dict(zip(bare, (0.1, 0.3, 0.0), strict=True))
+    timed = [(plan(label.format(size)), step.seconds + longer[size]) for size, step in bare.items()]
+    found = calibrated(parts._replace(unhidden={held_out.kind: 3.0, "other": 1.0}), timed, workload)
+    part = 0.4 / sum(step.hidden for step in bare.values())
+    assert found.unhidden == {held_out.kind: pytest.approx(part), "other": 1.0}
+    told, untold = (predicted_step(each, held_out, workload) for each in (found, parts))
+    assert told.seconds == pytest.approx(untold.seconds + part * untold.hidden)
     for each in ("xla", "flat"):  # nothing travels beside their computation
         assert predicted_step(found, plan(each), workload) == predicted_step(parts, plan(each), workload)
 
 
-def test_a_step_that_is_shorter_than_predicted_teaches_nothing(workload):
-    parts, each = parts_of(workload), plan("ddp:1MiB")
-    assert calibrated(parts, [(each, 1.0)], workload).learned == {"one program": 0.0}
+@pytest.mark.parametrize(("label", "seconds"), [("ddp:1MiB", 1.0), ("hierarchical:4MiB", 60.0), ("flat", 60.0)])
+def test_what_is_shorter_than_predicted_or_hides_nothing_teaches_nothing(workload, label, seconds):
+    parts, each = parts_of(workload), plan(label)
+    assert calibrated(parts, [(each, seconds)], workload).unhidden == {each.kind: 0.0}
 
 
 @pytest.mark.parametrize(("label", "launches"), [("ddp:512KiB+pieces", 4), ("ddp:512KiB", 0), ("flat", 0)])
@@ -302,7 +322,7 @@ class MadeUp:
         return {label: (again and self.rounds.get(label)) or rounds * [self.seconds(label)] for label in tasks}
 
     def predicted(self, parts, each, workload):
-        return PredictedStep(self.seconds(self.labels[id(each)]), (), ())
+        return PredictedStep(self.seconds(self.labels[id(each)]), 0.0, (), ())
 
     def seconds(self, label):
         return self.times.get(label, 11.0)
