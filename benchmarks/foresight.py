@@ -72,8 +72,8 @@ def work(model: str) -> None:
     default = program(tuned.default)
     once, beside = {}, {}
     for label in plans:
-        times = interleave({label: program(label), "": default}, *_FIRST)
-        once[label], beside[label] = times[label], times[""]
+        times = interleave({"own": program(label), "beside": default}, *_FIRST)
+        once[label], beside[label] = times["own"], times["beside"]
     # 3. The best again.
     first = sorted(once, key=_relative(once, beside).__getitem__)[:_FINALISTS]
     last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
@@ -186,7 +186,12 @@ def _emulated(model: str, layout: Layout) -> "Workload":
 
 
 def _timed(row: Row, labels: Iterable[str]) -> dict[str, float]:
-    """Seconds a step of these plans, over both rounds, as if the default had taken the same in all rounds."""
+    """Seconds a step of these plans, over both rounds, as if the default had taken the same in all rounds.
+
+    The first rows were timed without the default beside each plan.
+    """
+    if "beside" not in row:
+        return {label: statistics.mean(row["once"][label]) for label in labels}
     usual = statistics.median(statistics.mean(each) for each in row["beside"].values())
     relative = _relative(row["once"], row["beside"])
     return {label: usual * relative[label] for label in labels}

@@ -45,7 +45,7 @@ _SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 25)
 _SMALL, _LARGE = 1 << 16, 1 << 22  # messages whose part of the processor is measured: launched, and on their way
 _TIMES = 5
 _ROUNDS, _STEPS = 3, 2
-_TELLING = 0.01  # of a step
+_TELLING = 0.01  # the part of a step that must be hidden, for it to teach
 _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
 
 
@@ -230,8 +230,10 @@ def _unhidden(steps: Sequence[tuple[float, float]]) -> float:
     >>> _unhidden([(0.5, 2.0), (1.5, 2.0)]), _unhidden([(-1.0, 2.0)]), _unhidden([])
     (0.5, 0.0, 0.0)
     """
-    longer, hidden = (float(sum(column)) for column in zip(*steps, strict=True)) if steps else (0.0, 1.0)
-    return max(0.0, longer / hidden)
+    if not steps:
+        return 0.0
+    longer, hidden = sum(each for each, _ in steps), sum(each for _, each in steps)
+    return max(0.0, float(longer / hidden))
 
 
 # ---- Measured -------------------------------------------------------------------------------------------
