@@ -12,7 +12,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     what will travel        reducer.plan, Plan, Collective, wire_bytes_per_axis
     by platform             compiler_options, platform_options, chosen_options, as_sent, on_platform, tiled, pipelined
     what was compiled       verify, collectives_in, programs_in, schedule
-    the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device
+    the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device, own_device
     a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along; judge tries its laws
     a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
 """
@@ -46,6 +46,7 @@ from jaxnet.comm.mesh import (
     make_mesh,
     mesh_size,
     one_per_device,
+    own_device,
     platform_of,
     replicated,
     split_by_example,
@@ -212,6 +213,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "replicated",
     "split_by_example",
     "one_per_device",
+    "own_device",
     # A reducer, and a loop, of your own
     "Reducer",
     "ReduceFn",

@@ -97,6 +97,21 @@ def platform_of(mesh: Mesh) -> str:
     return platform
 
 
+def own_device(mesh: Mesh) -> jax.Device:
+    """The one device of this process on the mesh.
+
+    Raises:
+        ValueError: it has several, or none.
+
+    >>> own_device(make_mesh(devices=jax.devices()[:1]))
+    CpuDevice(id=0)
+    """
+    if len(mesh.local_devices) != 1:
+        raise ValueError(f"wanted one device of each process on the mesh, got {len(mesh.local_devices)}")
+    device: jax.Device = mesh.local_devices[0]
+    return device
+
+
 def is_described(mesh: Mesh) -> bool:
     """Whether its devices are descriptions: programs are compiled for them, and never run."""
     return mesh.devices.flat[0].client.runtime_type == "compile_only_runtime"

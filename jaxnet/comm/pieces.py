@@ -23,8 +23,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from jaxnet.comm.buckets import BucketPlan, pack, unpack
+from jaxnet.comm.compute_device import compute_device, handed_over, lent
 from jaxnet.comm.cut import PieceProgram, cut, programs_in_order
-from jaxnet.comm.mesh import AXES, DEVICE, HOST, mesh_size, one_per_device, platform_of, replicated, split_by_example
+from jaxnet.comm.mesh import (
+    AXES,
+    DEVICE,
+    HOST,
+    mesh_size,
+    one_per_device,
+    own_device,
+    platform_of,
+    replicated,
+    split_by_example,
+)
 from jaxnet.comm.order import in_place, reordered
 from jaxnet.comm.platforms import compiler_options
 from jaxnet.comm.reducer import AxisSizes, Collective, PyTree, Reducer
@@ -125,9 +136,10 @@ class Piece(NamedTuple, Generic[_Text]):
     program: _Text
     sends: tuple[tuple[int, int], ...]
 
-    def launch(self, values: dict[int, jax.Array]) -> list[jax.Array]:
-        """Add to `values`, by number, what the compiled program gives."""
+    def launch(self, values: dict[int, jax.Array], device: jax.Device) -> list[jax.Array]:
+        """Add to `values`, by number, what the compiled program gives; what it reads is lent to its device."""
         program: Any = self.program
+        values.update({number: lent(values[number], device) for number in self.piece.reads})
         # A piece of a group whose results exist already has nothing to run.
         computes = self.piece.reads or self.piece.gives
         given = program(*(values[number] for number in self.piece.reads)) if computes else []
@@ -164,6 +176,7 @@ class Launch:
         self.order = tuple(range(len(sums))) if order is None else tuple(order)
         self._sums = sums
         self._mesh = mesh
+        self._computes, self._sums_on = compute_device(mesh), own_device(mesh)
         self._helper = ThreadPoolExecutor(1, "reductions")
 
     def in_order(self, pieces: Sequence[int], messages: Sequence[int]) -> "Launch":
@@ -197,10 +210,12 @@ class Launch:
                 if stop.is_set():
                     break  # a sum failed: its future raises the error
                 # 1. Compute. 2. Hand each message to the helper. 3. Free what no later piece reads.
-                under_way.append(each.launch(values))
+                under_way.append(each.launch(values, self._computes))
                 for place, number in each.sends:
                     messages[place].set_result(values[number])
                 each.free(values)
+            # Whoever called may donate the arguments now.
+            jax.block_until_ready(list(under_way))
         except BaseException as error:
             stop.set()
             for message in messages:
@@ -223,7 +238,7 @@ class Launch:
             messages: dict[int, jax.Array] = {}
             for each in self.pieces:
                 begun = time.perf_counter()
-                jax.block_until_ready(each.launch(values))
+                jax.block_until_ready(each.launch(values, self._computes))
                 of_pieces.append(time.perf_counter() - begun)
                 messages.update({place: values[number] for place, number in each.sends})
                 each.free(values)
@@ -264,7 +279,8 @@ class Launch:
 
     def _launch_sum(self, place: int, message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         shape = (mesh_size(self._mesh) * message.size,)
-        spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [message])
+        own = handed_over(message, self._sums_on)
+        spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [own])
         total, state = self._sums[place](spread, state)
         return total.addressable_data(0), state
 
@@ -321,22 +337,20 @@ def lower_launch(
     for piece in pieces.programs:
         group = next(left) if piece.results else []
         sends = tuple(pair for pair in zip(group, piece.results, strict=True) if pair[0] < len(summed))
-        lowered = lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], mesh)
+        lowered = lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], compute_device(mesh))
         programs.append(Piece(piece, lowered, sends))
     return LoweredLaunch(programs, [alike[one] for one in summed], mesh)
 
 
 def lower_here(
-    name: str, function: Callable[..., PyTree], shapes: Sequence[PyTree], mesh: Mesh, donate: tuple[int, ...] = ()
+    name: str,
+    function: Callable[..., PyTree],
+    shapes: Sequence[PyTree],
+    device: jax.Device,
+    donate: tuple[int, ...] = (),
 ) -> jax.stages.Lowered:
-    """`function` of arguments of these shapes as the program `name` of the one device of this process on the mesh.
-
-    Raises:
-        ValueError: this process has several devices on the mesh, or none.
-    """
-    if len(mesh.local_devices) != 1:
-        raise ValueError(f"wanted one device of each process on the mesh, got {len(mesh.local_devices)}")
-    local_shards = SingleDeviceSharding(mesh.local_devices[0])
+    """`function` of arguments of these shapes as the program `name` of this device of this process."""
+    local_shards = SingleDeviceSharding(device)
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=local_shards), shapes)
     # keep_unused: JAX would drop an argument that the function does not read, and then not donate it.
     run = _named(name, function)

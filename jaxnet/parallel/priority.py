@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnet.comm import UPDATE, PieceProgram, cut, lower_here, one_per_device, replicated, result_turns
+from jaxnet.comm import UPDATE, PieceProgram, cut, lower_here, one_per_device, own_device, replicated, result_turns
 from jaxnet.parallel.device_step import Metrics, with_verdict
 from jaxnet.parallel.state import TrainState
 from jaxnet.tasks.task import PyTree
@@ -352,7 +352,7 @@ def lower_updates(
     for piece in pieces.programs:
         gone = {n for n in range(owned) if number[n] in piece.gives and readers.count(n) == 1}
         donate = tuple(place for place, each in enumerate(piece.reads) if each in gone)
-        program = lower_here(UPDATE, piece.run, [pieces.shapes[n] for n in piece.reads], mesh, donate)
+        program = lower_here(UPDATE, piece.run, [pieces.shapes[n] for n in piece.reads], own_device(mesh), donate)
         sums = tuple(n - owned for n in piece.reads if owned <= n < owned + len(specs))
         parts.append(Update(piece, program, sums))
     return Updates(parts, [number[place] for place in range(len(results))], tree)

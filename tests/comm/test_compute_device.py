@@ -1,0 +1,83 @@
+"""The device for pieces: a client apart, whose threads give way, and arrays that pass without a copy."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnet import comm
+from jaxnet.comm.compute_device import compute_device, handed_over, lent
+
+
+@pytest.fixture
+def mesh():
+    return comm.make_mesh(1, jax.devices()[:1])
+
+
+def test_it_is_of_another_client_and_always_the_same(mesh):
+    device = compute_device(mesh)
+    assert device.platform == "cpu"
+    assert device not in jax.devices()
+    assert device is compute_device(mesh)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+@pytest.mark.parametrize("shape", [(), (3,), (8, 1024), (0, 4)])
+def test_arrays_pass_with_their_bits(mesh, dtype, shape):
+    array = jnp.asarray(np.random.default_rng(0).integers(0, 2, shape), dtype)
+    there = lent(array, compute_device(mesh))
+    assert there.devices() == {compute_device(mesh)}
+    assert (there.dtype, there.shape) == (array.dtype, array.shape)
+    back = handed_over(there, mesh.devices.flat[0])
+    assert back.devices() == {mesh.devices.flat[0]}
+    np.testing.assert_array_equal(np.asarray(back), np.asarray(array))
+
+
+def test_large_arrays_pass_without_a_copy(mesh):
+    array = jax.block_until_ready(jnp.arange(1 << 16, dtype=jnp.float32) + 1)
+    there = lent(array, compute_device(mesh))
+    back = handed_over(there, mesh.devices.flat[0])
+    assert there.unsafe_buffer_pointer() == back.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
+    assert lent(there, compute_device(mesh)) is there
+    assert handed_over(array, mesh.devices.flat[0]) is array
+
+
+def test_what_was_lent_can_be_donated_and_lives_until_it_is_read(mesh):
+    increase = jax.jit(lambda x: x + 1, donate_argnums=0)
+    array = jax.block_until_ready(jnp.zeros(1 << 16) + 1)
+    address = array.unsafe_buffer_pointer()
+    total = jax.block_until_ready(lent(array, compute_device(mesh)).sum())
+    new = increase(array)
+    assert new.unsafe_buffer_pointer() == address, "the update wrote elsewhere: it was not donated"
+    assert float(total) == 1 << 16
+    there = lent(jnp.full(1 << 16, 3.0), compute_device(mesh))  # nobody else keeps that array
+    jnp.full(1 << 16, 4.0).block_until_ready()
+    assert float(there.sum()) == 3 << 16
+
+
+_POLICIES = """
+import os, sys
+os.sched_setscheduler(0, int(sys.argv[1]), os.sched_param(0))
+import jax
+from jaxnet import comm
+from jaxnet.comm.compute_device import compute_device
+mesh = comm.make_mesh(1, jax.devices()[:1])
+threads = lambda: set(map(int, os.listdir("/proc/self/task")))
+before = threads()
+compute_device(mesh)
+print({os.sched_getscheduler(each) for each in threads() - before}, os.sched_getscheduler(0))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this class of threads")
+@pytest.mark.parametrize("chosen", [os.SCHED_OTHER, os.SCHED_BATCH] if sys.platform == "linux" else [])
+def test_its_threads_give_way_unless_somebody_has_chosen(chosen):
+    """In a process of its own, where nobody has made the device yet."""
+    command = [sys.executable, "-c", _POLICIES, str(chosen)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    wanted = os.SCHED_IDLE if chosen == os.SCHED_OTHER else chosen
+    assert made.stdout.strip() == f"{{{wanted}}} {chosen}"
