@@ -1,8 +1,8 @@
-"""The device on which a process computes the pieces of a step: on CPUs, by threads that give way to communication.
+"""The device on which a process computes the pieces of a step: on one core, by threads that give way to communication.
 
-Where a process has no core to spare, a message waits for one: until Gloo has seen what came in, and until somebody
-sends on. Between two hosts of a core each, beside products of matrices, 4 MiB take 40 ms instead of the 35 of the wire,
-and 4 bytes 8 ms instead of 0.2 (docs/design/giving_way.md).
+Where a process has one core, a message waits for it: until Gloo has seen what came in, and until somebody sends on.
+Between two hosts of a core each, beside products of matrices, 4 MiB take 40 ms instead of the 35 of the wire, and 4
+bytes 8 ms instead of 0.2 (docs/design/giving_way.md).
 
 XLA's threads compute and communicate alike, so they cannot be told apart. Those of a second PJRT client of the process
 can: here it has threads that the kernel interrupts as soon as another has something to do (SCHED_IDLE).
@@ -27,13 +27,18 @@ from jaxnet.comm.mesh import own_device
 
 
 def compute_device(mesh: Mesh) -> jax.Device:
-    """Where this process computes pieces: for a CPU of the mesh a device of a client apart, else its device itself.
+    """Where this process computes pieces: a CPU that has one core, on a device of a client apart; else its own device.
 
     Raises:
         ValueError: this process has several devices on the mesh, or none.
     """
     device = own_device(mesh)
-    return _device_apart(device.process_index) if device.platform == "cpu" else device
+    return _device_apart(device.process_index) if device.platform == "cpu" and _one_core() else device
+
+
+def _one_core() -> bool:
+    """Whether all threads of this process share a core, by rules that nobody has changed."""
+    return sys.platform == "linux" and len(os.sched_getaffinity(0)) == 1 and os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @functools.cache
@@ -47,8 +52,6 @@ def _device_apart(process: int) -> jax.Device:
 
 
 def _give_way() -> None:
-    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return  # whoever started this process has chosen
     with suppress(OSError):  # a container may forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

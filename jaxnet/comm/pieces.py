@@ -8,6 +8,8 @@ Two properties of PJRT's CPU client decide the form:
 - A program compiled for several devices waits for the one such program before it. So what computes is compiled for
   this process's device alone, and only the sums span the mesh.
 - A program waits for the one that the same thread launched before it. So a second thread launches the sums.
+
+Where a process has one core, pieces are computed by threads that give way: see `jaxnet.comm.compute_device`.
 """
 
 import threading
@@ -170,13 +172,14 @@ class Launch:
         pieces: "Sequence[Piece[jax.stages.Compiled]]",
         sums: Sequence[jax.stages.Compiled],
         mesh: Mesh,
+        device: jax.Device,
         order: Sequence[int] | None = None,
     ) -> None:
         self.pieces = pieces
         self.order = tuple(range(len(sums))) if order is None else tuple(order)
         self._sums = sums
         self._mesh = mesh
-        self._computes, self._sums_on = compute_device(mesh), own_device(mesh)
+        self._device = device
         self._helper = ThreadPoolExecutor(1, "reductions")
 
     def in_order(self, pieces: Sequence[int], messages: Sequence[int]) -> "Launch":
@@ -188,7 +191,7 @@ class Launch:
         chosen = [self.pieces[place] for place in pieces]
         programs = programs_in_order([each.piece for each in chosen])
         renewed = [each._replace(piece=piece) for each, piece in zip(chosen, programs, strict=True)]
-        return Launch(renewed, self._sums, self._mesh, messages)
+        return Launch(renewed, self._sums, self._mesh, self._device, messages)
 
     def __call__(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[jax.Array], list[PyTree]]:
         # Wait until all sums have been launched; their values may still be under way.
@@ -196,7 +199,7 @@ class Launch:
         return [total for total, _ in done], [state for _, state in done]
 
     def begin(self, arguments: PyTree, states: Sequence[PyTree]) -> "list[Future[tuple[jax.Array, PyTree]]]":
-        """Launch all pieces; each sum is there, with the state behind it, when the helper has launched it."""
+        """Compute all pieces; each sum is there, with the state behind it, when the helper has launched it."""
         values = dict(enumerate(jax.tree.leaves(arguments)))
         stop = threading.Event()
         messages: list[Future[jax.Array]] = [Future() for _ in self._sums]
@@ -210,12 +213,12 @@ class Launch:
                 if stop.is_set():
                     break  # a sum failed: its future raises the error
                 # 1. Compute. 2. Hand each message to the helper. 3. Free what no later piece reads.
-                under_way.append(each.launch(values, self._computes))
+                under_way.append(each.launch(values, self._device))
                 for place, number in each.sends:
                     messages[place].set_result(values[number])
                 each.free(values)
-            # Whoever called may donate the arguments now.
-            jax.block_until_ready(list(under_way))
+            if self._device != own_device(self._mesh):
+                jax.block_until_ready(list(under_way))  # arguments are only lent, and the update may donate them now
         except BaseException as error:
             stop.set()
             for message in messages:
@@ -238,7 +241,7 @@ class Launch:
             messages: dict[int, jax.Array] = {}
             for each in self.pieces:
                 begun = time.perf_counter()
-                jax.block_until_ready(each.launch(values, self._computes))
+                jax.block_until_ready(each.launch(values, self._device))
                 of_pieces.append(time.perf_counter() - begun)
                 messages.update({place: values[number] for place, number in each.sends})
                 each.free(values)
@@ -279,7 +282,7 @@ class Launch:
 
     def _launch_sum(self, place: int, message: jax.Array, state: PyTree) -> tuple[jax.Array, PyTree]:
         shape = (mesh_size(self._mesh) * message.size,)
-        own = handed_over(message, self._sums_on)
+        own = handed_over(message, own_device(self._mesh))
         spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [own])
         total, state = self._sums[place](spread, state)
         return total.addressable_data(0), state
@@ -291,6 +294,7 @@ class LoweredLaunch(NamedTuple):
     pieces: "list[Piece[jax.stages.Lowered]]"
     sums: list[jax.stages.Lowered]
     mesh: Mesh
+    device: jax.Device
 
     def compile(self, compiler_options: Mapping[str, str | bool] | None = None) -> Launch:
         """Compile each program once; with `compiler_options`, as `jax.jit` takes them, each piece."""
@@ -300,7 +304,7 @@ class LoweredLaunch(NamedTuple):
         pieces = [
             Piece(piece, lowered.compile(compiler_options=options), sends) for piece, lowered, sends in self.pieces
         ]
-        return Launch(pieces, [compiled[id(lowered)] for lowered in self.sums], self.mesh)
+        return Launch(pieces, [compiled[id(lowered)] for lowered in self.sums], self.mesh, self.device)
 
     def as_text(self) -> str:
         """All programs, in the order in which they are launched."""
@@ -333,13 +337,14 @@ def lower_launch(
     groups = [[place] for place in range(len(summed))] if groups is None else groups
     pieces = cut(function, shapes, groups, turns, apart=apart)
     alike = {one: _lower_sum(one, mesh, keep) for one in summed}
+    device = compute_device(mesh)
     programs, left = [], iter(groups)
     for piece in pieces.programs:
         group = next(left) if piece.results else []
         sends = tuple(pair for pair in zip(group, piece.results, strict=True) if pair[0] < len(summed))
-        lowered = lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], compute_device(mesh))
+        lowered = lower_here(PIECE, piece.run, [pieces.shapes[n] for n in piece.reads], device)
         programs.append(Piece(piece, lowered, sends))
-    return LoweredLaunch(programs, [alike[one] for one in summed], mesh)
+    return LoweredLaunch(programs, [alike[one] for one in summed], mesh, device)
 
 
 def lower_here(

@@ -104,7 +104,7 @@ class CompiledPieces:
             self._launch = self._ordered(self._turns, (own, share), [*others, *state.comm])
             self._updates = self._updates.in_order(self._launch.order)
         sums = self._launch.begin((own, share), [*others, *state.comm])
-        # All pieces have been launched, so nothing that an update donates is read again.
+        # All pieces have been launched or, of what is lent, computed: nothing that an update donates is read again.
         new, metrics = replicated_arrays(self._updates(own, sums), self._mesh)
         comm = tuple(future.result()[1] for future in sums[len(others) :])
         if SKIPPED in metrics and jax.tree.leaves(comm):

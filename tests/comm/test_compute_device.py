@@ -1,4 +1,4 @@
-"""The device for pieces: a client apart, whose threads give way, and arrays that pass without a copy."""
+"""The device for pieces: on one core a client apart, whose threads give way, and arrays that pass without a copy."""
 
 import os
 import subprocess
@@ -12,12 +12,35 @@ import pytest
 from jaxnet import comm
 from jaxnet.comm.compute_device import compute_device, handed_over, lent
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this class of threads")
+
 
 @pytest.fixture
 def mesh():
     return comm.make_mesh(1, jax.devices()[:1])
 
 
+@pytest.fixture
+def _one_core():
+    """This thread, which is asked, may use one core alone."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+one_core = pytest.mark.usefixtures("_one_core")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="this machine has one core")
+def test_with_several_cores_it_is_the_device_of_the_mesh(mesh):
+    assert compute_device(mesh) is mesh.devices.flat[0]
+    array = jnp.ones(3)
+    assert lent(array, compute_device(mesh)) is array
+    assert handed_over(array, mesh.devices.flat[0]) is array
+
+
+@one_core
 def test_it_is_of_another_client_and_always_the_same(mesh):
     device = compute_device(mesh)
     assert device.platform == "cpu"
@@ -25,6 +48,7 @@ def test_it_is_of_another_client_and_always_the_same(mesh):
     assert device is compute_device(mesh)
 
 
+@one_core
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 @pytest.mark.parametrize("shape", [(), (3,), (8, 1024), (0, 4)])
 def test_arrays_pass_with_their_bits(mesh, dtype, shape):
@@ -37,6 +61,7 @@ def test_arrays_pass_with_their_bits(mesh, dtype, shape):
     np.testing.assert_array_equal(np.asarray(back), np.asarray(array))
 
 
+@one_core
 def test_large_arrays_pass_without_a_copy(mesh):
     array = jax.block_until_ready(jnp.arange(1 << 16, dtype=jnp.float32) + 1)
     there = lent(array, compute_device(mesh))
@@ -46,6 +71,7 @@ def test_large_arrays_pass_without_a_copy(mesh):
     assert handed_over(array, mesh.devices.flat[0]) is array
 
 
+@one_core
 def test_what_was_lent_can_be_donated_and_lives_until_it_is_read(mesh):
     increase = jax.jit(lambda x: x + 1, donate_argnums=0)
     array = jax.block_until_ready(jnp.zeros(1 << 16) + 1)
@@ -62,22 +88,26 @@ def test_what_was_lent_can_be_donated_and_lives_until_it_is_read(mesh):
 _POLICIES = """
 import os, sys
 os.sched_setscheduler(0, int(sys.argv[1]), os.sched_param(0))
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax
 from jaxnet import comm
 from jaxnet.comm.compute_device import compute_device
 mesh = comm.make_mesh(1, jax.devices()[:1])
 threads = lambda: set(map(int, os.listdir("/proc/self/task")))
 before = threads()
-compute_device(mesh)
-print({os.sched_getscheduler(each) for each in threads() - before}, os.sched_getscheduler(0))
+apart = compute_device(mesh) not in jax.devices()
+print(apart, {os.sched_getscheduler(each) for each in threads() - before}, os.sched_getscheduler(0))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this class of threads")
-@pytest.mark.parametrize("chosen", [os.SCHED_OTHER, os.SCHED_BATCH] if sys.platform == "linux" else [])
-def test_its_threads_give_way_unless_somebody_has_chosen(chosen):
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [(os.SCHED_OTHER, f"True {{{os.SCHED_IDLE}}} {os.SCHED_OTHER}"), (os.SCHED_BATCH, f"False set() {os.SCHED_BATCH}")]
+    if sys.platform == "linux"
+    else [],
+)
+def test_its_threads_give_way_unless_somebody_has_chosen(policy, wanted):
     """In a process of its own, where nobody has made the device yet."""
-    command = [sys.executable, "-c", _POLICIES, str(chosen)]
+    command = [sys.executable, "-c", _POLICIES, str(policy)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    wanted = os.SCHED_IDLE if chosen == os.SCHED_OTHER else chosen
-    assert made.stdout.strip() == f"{{{wanted}}} {chosen}"
+    assert made.stdout.strip() == wanted

@@ -1,6 +1,7 @@
 """Messages that cross the end of a step: the numbers of the other schedules, on real processes."""
 
 import hashlib
+import os
 from dataclasses import replace
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from jaxnet import Config, comm
 from jaxnet.comm import all_reduce, bucketed
+from jaxnet.comm.compute_device import compute_device
 from jaxnet.data import Digits
 from jaxnet.models import CNN
 from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED
@@ -50,8 +52,11 @@ def digest(leaves):
     return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
 
 
-def in_pieces(rank, strategy, cases, folder):
+def in_pieces(rank, strategy, cases, folder, cores):
     """For each case, the losses, what the guard said and the bits of the state; rank 0 leaves the state in a file."""
+    if cores == "one core":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        assert compute_device(comm.make_mesh()) not in jax.devices()
     strategy = {"whole leaves": WHOLE}.get(strategy, strategy)
     found = {}
     for name in cases.split(","):
@@ -63,17 +68,19 @@ def in_pieces(rank, strategy, cases, folder):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "count", "cases"),
+    ("strategy", "count", "cases", "cores"),
     [
-        ("priority", 2, "adamw,clipped"),
-        pytest.param("priority", 2, "resnet,lars,no guard", marks=pytest.mark.slow),
-        pytest.param("whole leaves", 2, "adamw", marks=pytest.mark.slow),
-        pytest.param("priority", 4, "clipped", marks=pytest.mark.slow),
+        ("priority", 2, "adamw,clipped", "all"),
+        ("priority", 2, "adamw,resnet", "one core"),
+        pytest.param("priority", 2, "resnet,lars,no guard", "all", marks=pytest.mark.slow),
+        pytest.param("whole leaves", 2, "adamw", "all", marks=pytest.mark.slow),
+        pytest.param("priority", 4, "clipped", "all", marks=pytest.mark.slow),
+        ("hierarchical", 2, "adamw,clipped", "one core"),
     ],
 )
-def test_losses_and_states_are_those_of_flat(strategy, count, cases, tmp_path):
+def test_losses_and_states_are_those_of_flat(strategy, count, cases, cores, tmp_path):
     """`flat` on the devices of this process, which sums the same numbers."""
-    with Ranks(in_pieces, count, strategy, cases, str(tmp_path), devices=1) as ranks:
+    with Ranks(in_pieces, count, strategy, cases, str(tmp_path), cores, devices=1) as ranks:
         results = ranks.results()
     for name in cases.split(","):
         losses, said, state = trained("flat", "shard_map", count, **CASES[name])
