@@ -14,6 +14,7 @@ passes one on waits for it.
 import functools
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -33,7 +34,8 @@ def compute_device(mesh: Mesh) -> jax.Device:
         ValueError: this process has several devices on the mesh, or none.
     """
     device = own_device(mesh)
-    return _device_apart(device.process_index) if device.platform == "cpu" and _one_core() else device
+    apart = _device_apart(device.process_index) if device.platform == "cpu" and _one_core() else None
+    return device if apart is None else apart
 
 
 def _one_core() -> bool:
@@ -42,10 +44,16 @@ def _one_core() -> bool:
 
 
 @functools.cache
-def _device_apart(process: int) -> jax.Device:
+def _device_apart(process: int) -> jax.Device | None:
+    """A device whose threads give way; None: another program has the core, and would leave them nothing.
+
+    It is for good: what this process has compiled is for one device.
+    """
     # With the number of the process it has that of its device on the mesh, by which traces tell devices apart.
     # Threads inherit how they are scheduled. A thread that gives way may not take that back, so this one ends.
     with ThreadPoolExecutor(1, initializer=_give_way) as thread:
+        if not thread.submit(_gets_the_core).result():
+            return None
         client: Any = thread.submit(xla_client.make_cpu_client, node_id=process, num_devices=1).result()
     device: jax.Device = client.local_devices()[0]
     return device
@@ -54,6 +62,14 @@ def _device_apart(process: int) -> jax.Device:
 def _give_way() -> None:
     with suppress(OSError):  # a container may forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _gets_the_core(seconds: float = 0.05) -> bool:
+    """Whether this process, of which this thread gives way, gets nearly all of its core."""
+    begun, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() - begun < seconds:
+        pass
+    return time.process_time() - used > 0.75 * (time.perf_counter() - begun)
 
 
 def lent(array: jax.Array, device: jax.Device) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
+from jaxnet.comm import compute_device as module
 from jaxnet.comm.compute_device import compute_device, handed_over, lent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this class of threads")
@@ -21,12 +22,14 @@ def mesh():
 
 
 @pytest.fixture
-def _one_core():
-    """This thread, which is asked, may use one core alone."""
+def _one_core(monkeypatch):
+    """This thread, which is asked, may use one core alone; whoever else computes there."""
+    monkeypatch.setattr(module, "_gets_the_core", lambda: True)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     yield
     os.sched_setaffinity(0, cores)
+    module._device_apart.cache_clear()
 
 
 one_core = pytest.mark.usefixtures("_one_core")
@@ -91,23 +94,34 @@ os.sched_setscheduler(0, int(sys.argv[1]), os.sched_param(0))
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax
 from jaxnet import comm
-from jaxnet.comm.compute_device import compute_device
+from jaxnet.comm import compute_device as module
+if sys.argv[2] == "alone":  # whoever else computes on this machine
+    module._gets_the_core = lambda: True
 mesh = comm.make_mesh(1, jax.devices()[:1])
 threads = lambda: set(map(int, os.listdir("/proc/self/task")))
 before = threads()
-apart = compute_device(mesh) not in jax.devices()
+apart = module.compute_device(mesh) not in jax.devices()
 print(apart, {os.sched_getscheduler(each) for each in threads() - before}, os.sched_getscheduler(0))
 """
 
 
-@pytest.mark.parametrize(
-    ("policy", "wanted"),
-    [(os.SCHED_OTHER, f"True {{{os.SCHED_IDLE}}} {os.SCHED_OTHER}"), (os.SCHED_BATCH, f"False set() {os.SCHED_BATCH}")]
-    if sys.platform == "linux"
-    else [],
-)
-def test_its_threads_give_way_unless_somebody_has_chosen(policy, wanted):
-    """In a process of its own, where nobody has made the device yet."""
-    command = [sys.executable, "-c", _POLICIES, str(policy)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert made.stdout.strip() == wanted
+def asked(*words):
+    """What such a process says: whether its device is apart, the policies of its new threads, and its own."""
+    command = [sys.executable, "-c", _POLICIES, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+
+
+def test_its_threads_give_way_unless_somebody_has_chosen():
+    assert asked(os.SCHED_OTHER, "alone") == f"True {{{os.SCHED_IDLE}}} {os.SCHED_OTHER}"
+    assert asked(os.SCHED_BATCH, "alone") == f"False set() {os.SCHED_BATCH}"
+
+
+def test_beside_a_program_that_computes_nothing_gives_way():
+    """Both on one core and in one session, for the kernel one group: threads that give way would get nothing."""
+    core = min(os.sched_getaffinity(0))
+    busy = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"]
+    with subprocess.Popen(busy) as other:
+        try:
+            assert asked(os.SCHED_OTHER, "beside another").startswith("False")
+        finally:
+            other.kill()
