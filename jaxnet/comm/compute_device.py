@@ -26,6 +26,8 @@ from jaxlib import xla_client
 
 from jaxnet.comm.mesh import own_device
 
+_TRIAL_SECONDS = 0.05
+
 
 def compute_device(mesh: Mesh) -> jax.Device:
     """Where this process computes pieces: a CPU that has one core, on a device of a client apart; else its own device.
@@ -64,10 +66,10 @@ def _give_way() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _gets_the_core(seconds: float = 0.05) -> bool:
+def _gets_the_core() -> bool:
     """Whether this process, of which this thread gives way, gets nearly all of its core."""
     begun, used = time.perf_counter(), time.process_time()
-    while time.perf_counter() - begun < seconds:
+    while time.perf_counter() - begun < _TRIAL_SECONDS:
         pass
     return time.process_time() - used > 0.75 * (time.perf_counter() - begun)
 

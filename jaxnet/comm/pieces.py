@@ -199,7 +199,10 @@ class Launch:
         return [total for total, _ in done], [state for _, state in done]
 
     def begin(self, arguments: PyTree, states: Sequence[PyTree]) -> "list[Future[tuple[jax.Array, PyTree]]]":
-        """Compute all pieces; each sum is there, with the state behind it, when the helper has launched it."""
+        """Launch all pieces; each sum is there, with the state behind it, when the helper has launched it.
+
+        Where the arguments are lent to a device apart, it returns when all pieces have been computed.
+        """
         values = dict(enumerate(jax.tree.leaves(arguments)))
         stop = threading.Event()
         messages: list[Future[jax.Array]] = [Future() for _ in self._sums]

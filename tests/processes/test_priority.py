@@ -11,8 +11,7 @@ import pytest
 
 from jaxnet import Config, comm
 from jaxnet.comm import all_reduce, bucketed
-from jaxnet.comm import compute_device as compute_device_module
-from jaxnet.comm.compute_device import compute_device
+from jaxnet.comm import compute_device as pieces_on
 from jaxnet.data import Digits
 from jaxnet.models import CNN
 from jaxnet.parallel.device_step import NOT_FINITE, SKIPPED
@@ -58,8 +57,8 @@ def in_pieces(rank, strategy, cases, folder, cores):
     if cores == "one core":
         os.setsid()  # a session of its own shares the core fairly with the other tests
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        compute_device_module._gets_the_core = lambda: True
-        assert compute_device(comm.make_mesh()) not in jax.devices()
+        pieces_on._gets_the_core = lambda: True
+        assert pieces_on.compute_device(comm.make_mesh()) not in jax.devices()
     strategy = {"whole leaves": WHOLE}.get(strategy, strategy)
     found = {}
     for name in cases.split(","):
