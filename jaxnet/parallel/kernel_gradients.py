@@ -94,8 +94,6 @@ def _equation(equation: JaxprEqn) -> JaxprEqn:
     gradient, inputs = (_array(variable) for variable in equation.invars)
     contracted = len(equation.params["dimension_numbers"][0][0])
     transposed = transposed_factor(*_sizes(gradient, inputs, contracted))
-    if transposed == "neither" and contracted == 1:
-        return equation
     product = partial(
         _kernel_gradient, contracted=contracted, transposed=transposed, precision=equation.params["precision"]
     )
@@ -157,14 +155,16 @@ def _kernel_gradient(
 
 
 def _product(gradient: jax.Array, inputs: jax.Array, transposed: Transposed) -> jax.Array:
-    """`gradient.T @ inputs`, [n, k], with a copy of one factor.
+    """`gradient.T @ inputs`, [n, k], with a copy of one factor or of neither.
 
     Barriers keep XLA from taking copies and products together again. JAX transposes the result, and of two
-    transpositions in a row none is left.
+    transpositions in a row none is left. The last form is what XLA makes of JAX's own, too, but then the result has
+    columns in memory until layouts are assigned, and for such a matrix the library takes no sum, as the guard and
+    norms of gradients ask: a slow loop does.
     """
     kept = lax.optimization_barrier
     if transposed == "inputs":
         return kept(kept(inputs.T) @ gradient).T
     if transposed == "gradient":
         return kept(kept(gradient.T) @ inputs)
-    return lax.dot_general(gradient, inputs, (((0,), (0,)), ((), ())))
+    return lax.dot_general(inputs, gradient, (((0,), (0,)), ((), ()))).T

@@ -67,6 +67,26 @@ def test_a_wide_kernel_gradient_is_a_product_that_the_library_takes(form):
     assert not over_rows(jax.jit(fast_kernel_gradients(jax.grad(square_loss))).trace(*shapes))
 
 
+def compiled(function, *shapes):
+    """For the CPU, as the trainer compiles it."""
+    return jax.jit(function, compiler_options=network_options("cpu")).lower(*shapes).compile().as_text()
+
+
+@pytest.mark.parametrize("rows, k, n", [*WIDE.values(), (192, 300, 700)])
+def test_the_library_sums_a_kernel_gradient_as_the_guard_asks(rows, k, n):
+    shapes = jax.ShapeDtypeStruct((k, n), "float32"), jax.ShapeDtypeStruct((rows, k), "float32")
+
+    def with_sum(gradient):
+        return lambda *given: (lambda found: (found, found.sum()))(gradient(*given))
+
+    plain, fast = (
+        compiled(with_sum(gradient), *shapes)
+        for gradient in (jax.grad(square_loss), fast_kernel_gradients(jax.grad(square_loss)))
+    )
+    assert "reduce-window" in plain
+    assert "reduce-window" not in fast
+
+
 def in_a_scan(kernel, x):
     return jax.lax.scan(lambda total, part: (total + square_loss(kernel, part), None), 0.0, x)[0]
 
