@@ -123,7 +123,7 @@ def cut(
             (see `programs_in_order`): of backward, the products that give the gradients of weights.
     """
     # 1. Trace. 2. Give each operation to the first group that needs it. 3. Number what passes between the pieces.
-    closed = traced(function, shapes)
+    closed = _own_reshapes(traced(function, shapes))
     outputs = closed.jaxpr.outvars
     if sorted(place for group in groups for place in group) != list(range(len(outputs))):
         raise ValueError(f"groups must hold each of the {len(outputs)} results once, got {groups}")
@@ -202,9 +202,13 @@ def _by_turn(
     of_pieces: list[int] = []
     for eqns, atoms in zip(pieces, wanted, strict=True):
         by_turn: dict[int, list[JaxprEqn]] = {}
-        for eqn in eqns:
-            turn = max((at.get(id(atom), 0) for atom in eqn.invars), default=0)
-            by_turn.setdefault(max(turn, reached), []).append(eqn)
+        read: dict[int, int] = {}  # the turn in which a value is read, by `id`
+        for eqn in reversed(eqns):
+            turn = max(reached, *(at.get(id(atom), 0) for atom in eqn.invars), 0)
+            if eqn.primitive.name == "reshape":
+                turn = read.get(id(eqn.outvars[0]), turn)  # it stands where it is read, see `_own_reshapes`
+            read.update((id(atom), turn) for atom in eqn.invars)
+            by_turn.setdefault(turn, []).insert(0, eqn)
         parts = sorted(by_turn) or [reached]
         split += [by_turn.get(turn, []) for turn in parts]
         results += [[]] * (len(parts) - 1) + [atoms]
@@ -233,6 +237,20 @@ def _apart(
         split += [own, shared] if shared else [own]
         results += [atoms, []] if shared else [atoms]
     return split[::-1], results[::-1]
+
+
+def _own_reshapes(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same, where each operation that reads a reshaped value has a reshape of its own, which costs nothing.
+
+    Then one value passes between pieces in place of two, of which XLA would have to copy one.
+    """
+    reshapes = {eqn.outvars[0]: eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "reshape"}
+    eqns: list[JaxprEqn] = []
+    for eqn in closed.jaxpr.eqns:
+        own = {atom: Var(atom.aval) for atom in eqn.invars if isinstance(atom, Var) and atom in reshapes}
+        eqns += [reshapes[atom].replace(outvars=[fresh]) for atom, fresh in own.items()]
+        eqns.append(eqn.replace(invars=[_named(atom, own) for atom in eqn.invars]) if own else eqn)
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), closed.consts)
 
 
 def _by_need(eqns: Sequence[JaxprEqn], wanted: Sequence[Sequence[_Atom]]) -> list[list[JaxprEqn]]:
