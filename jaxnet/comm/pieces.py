@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,34 +251,52 @@ class Launch:
         return sums
 
     def timed(self, arguments: PyTree, states: Sequence[PyTree]) -> tuple[list[float], list[float], float]:
-        """Run every piece and then every sum, each alone and again; all processes call it, and the states are kept.
+        """Run every piece alone, then every sum beside pieces; all processes call it, and the states are kept.
 
         Returns:
             Seconds of each piece in the order of launch, seconds of each sum by its place in the step (not in the order
-            of launch), and processor seconds of all sums together.
+            of launch), and the part of the processor's time that sums on their way take from pieces.
         """
         leaves = jax.block_until_ready(jax.tree.leaves(arguments))
-        # Programs are slow the first time, and memory is new until the third: so the least of four.
+        # 1. Pieces. Programs are slow the first time, and memory is new until the third: so the least of four.
         of_pieces = [math.inf] * len(self.pieces)
         for _ in range(4):
-            values, messages = dict(enumerate(leaves)), dict[int, jax.Array]()
-            for place, each in enumerate(self.pieces):
-                begun = time.perf_counter()
-                jax.block_until_ready(each.launch(values, self._device))
-                of_pieces[place] = min(of_pieces[place], time.perf_counter() - begun)
-                messages.update({place: values[number] for place, number in each.sends})
-                each.free(values)
-        # Of two, the second: a sum may wait for another process first.
-        of_sums, busy = [], 0.0
-        for place, message in sorted(messages.items()):
-            for _ in range(2):
-                state = jax.block_until_ready(jax.tree.map(jnp.copy, states[place]))
-                begun, used = time.perf_counter(), time.process_time()
-                jax.block_until_ready(self._launch_sum(place, message, state))
-                seconds, used = time.perf_counter() - begun, time.process_time() - used
-            of_sums.append(seconds)
-            busy += used
-        return of_pieces, of_sums, busy
+            messages = dict[int, jax.Array]()
+            for place, seconds in self._one_by_one(leaves, messages):
+                of_pieces[place] = min(of_pieces[place], seconds)
+        # 2. Sums, in the helper thread, and pieces again and again until the last sum is there.
+        copies = jax.block_until_ready([jax.tree.map(jnp.copy, state) for state in states])
+        sums = self._helper.submit(self._timed_sums, messages, copies)
+        alone = beside = 0.0
+        while not sums.done():
+            for place, seconds in self._one_by_one(leaves, {}):
+                if sums.done():
+                    break
+                alone, beside = alone + of_pieces[place], beside + seconds
+        return of_pieces, sums.result(), max(0.0, 1 - alone / beside) if beside else 0.0
+
+    def _one_by_one(
+        self, leaves: Sequence[jax.Array], messages: dict[int, jax.Array]
+    ) -> Iterator[tuple[int, float]]:
+        """Each piece in the order of launch: its number and its seconds. What it computes is added to `messages`."""
+        values = dict(enumerate(leaves))
+        for number, each in enumerate(self.pieces):
+            begun = time.perf_counter()
+            jax.block_until_ready(each.launch(values, self._device))
+            seconds = time.perf_counter() - begun
+            messages.update({place: values[value] for place, value in each.sends})
+            each.free(values)
+            yield number, seconds
+
+    # Runs in the helper thread.
+    def _timed_sums(self, messages: Mapping[int, jax.Array], states: Sequence[PyTree]) -> list[float]:
+        seconds = []
+        jax.block_until_ready(self._launch_sum(0, messages[0], jax.tree.map(jnp.copy, states[0])))  # all begin together
+        for place, state in enumerate(states):
+            begun = time.perf_counter()
+            jax.block_until_ready(self._launch_sum(place, messages[place], state))
+            seconds.append(time.perf_counter() - begun)
+        return seconds
 
     def as_text(self) -> str:
         """All programs, in the order in which they are launched."""

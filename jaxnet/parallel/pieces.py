@@ -9,7 +9,6 @@ Under the schedule 'priority' forward and the update are cut as well, and messag
 """
 
 import functools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -83,6 +82,9 @@ class Turns(NamedTuple):
         return tuple(place for place, at in enumerate(self.need) if turn > 0 and at < self.first + turn)
 
 
+_MOST_SHARE = 0.8  # of the processor, by what is measured: a process that was held up just then took all of it
+
+
 class CompiledPieces:
     """`step(state, batch) -> (state, metrics)`, as a compiled step of one program is called.
 
@@ -113,9 +115,8 @@ class CompiledPieces:
 
     def _ordered(self, turns: Turns, arguments: PyTree, states: Sequence[PyTree]) -> Launch:
         """The launch, in the order that suits the times of the slowest process: the same in all."""
-        of_pieces, of_sums, busy = self._launch.timed(arguments, states)
-        share = busy / (sum(of_sums) * len(os.sched_getaffinity(0)))
-        *times, share = of_the_slowest(self._mesh, [*of_pieces, *of_sums, min(share, 0.5)])
+        of_pieces, of_sums, share = self._launch.timed(arguments, states)
+        *times, share = of_the_slowest(self._mesh, [*of_pieces, *of_sums, min(share, _MOST_SHARE)])
         programs = [each.piece for each in self._launch.pieces]
         maker = {number: place for place, program in enumerate(programs) for number in program.gives}
         timed = [

@@ -55,7 +55,7 @@ class Order(NamedTuple):
 
 _SIMULATED_STEPS = 3  # from the second on all are alike
 _TRIES = 5000  # half a second for ten messages
-_HEAT = 0.03  # a step that is longer by this fraction is taken at first by one in e
+_HEAT = 0.01  # a step that is longer by this fraction is taken at first by one in e
 
 
 class SteadyStep(NamedTuple):
