@@ -275,9 +275,7 @@ class Launch:
                 alone, beside = alone + of_pieces[place], beside + seconds
         return of_pieces, sums.result(), max(0.0, 1 - alone / beside) if beside else 0.0
 
-    def _one_by_one(
-        self, leaves: Sequence[jax.Array], messages: dict[int, jax.Array]
-    ) -> Iterator[tuple[int, float]]:
+    def _one_by_one(self, leaves: Sequence[jax.Array], messages: dict[int, jax.Array]) -> Iterator[tuple[int, float]]:
         """Each piece in the order of launch: its number and its seconds. What it computes is added to `messages`."""
         values = dict(enumerate(leaves))
         for number, each in enumerate(self.pieces):

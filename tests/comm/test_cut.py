@@ -140,6 +140,32 @@ def test_no_piece_waits_for_a_kernel_that_only_later_layers_need():
     assert kernels_read == sorted(kernels_read)
 
 
+def test_a_reshaped_value_passes_once():
+    """The gradient of a leaf goes into messages flat, and into the guard as it is: XLA would copy one of the two."""
+
+    def function(x):
+        leaf = jnp.sin(x)
+        flat = leaf.reshape(-1)
+        return [flat[:3], leaf.sum(), flat[3:]]
+
+    pieces = cut(function, [jax.ShapeDtypeStruct((2, 3), "float32")], [[0], [1], [2]])
+    passed = [set(program.gives) - set(program.results) for program in pieces.programs]
+    assert [len(numbers) for numbers in passed] == [1, 0, 0]
+    assert pieces.shapes[passed[0].pop()].shape == (2, 3)
+
+
+def test_a_reshape_is_made_in_the_turn_that_reads_it():
+    """Otherwise the piece of the first turn would give the reshaped value twice, once for each reader."""
+
+    def function(x, kernel):
+        flat = jnp.sin(x).reshape(1, -1)
+        return [(flat @ kernel).sum(), flat.T @ flat]
+
+    shapes = [jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((6, 4), "float32")]
+    pieces = cut(function, shapes, [[0], [1]], turns=[0, 1])
+    assert [len(program.gives) for program in pieces.programs] == [1, 1, 1]
+
+
 def test_a_result_is_there_in_the_turn_of_the_last_argument_that_it_depends_on():
     function = lambda a, b, c: [a + 1, a * b, c, a, 2.0]  # noqa: E731
     assert result_turns(function, [jax.ShapeDtypeStruct((), "float32")] * 3, [1, 3, 2]) == [1, 3, 2, 1, 0]

@@ -122,3 +122,13 @@ def test_what_a_program_computes_counts_for_the_sum_that_follows():
     two, one = text(lambda x: jnp.tanh(x @ x) @ x), text(lambda x: x @ x)
     found = comm.verify("\n".join([two, total, one, total, total]), [], mesh.shape).found
     assert [one.compute_before for one in found] == [2, 1, 0]
+
+
+def test_what_is_timed_alone_and_beside(mesh):
+    launch = lower_launch(function, [SPEC], [Message(counting(), SPEC)] * 3, mesh).compile()
+    kept = states(mesh, 3)
+    of_pieces, of_sums, share = launch.timed([jnp.arange(4.0)], kept)
+    assert (len(of_pieces), len(of_sums)) == (len(launch.pieces), 3)
+    assert all(0 < seconds < 10 for seconds in (*of_pieces, *of_sums))
+    assert 0 <= share < 1
+    assert not any(state.is_deleted() for state in kept)

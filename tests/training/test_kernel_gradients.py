@@ -72,7 +72,7 @@ def compiled(function, *shapes):
     return jax.jit(function, compiler_options=network_options("cpu")).lower(*shapes).compile().as_text()
 
 
-@pytest.mark.parametrize("rows, k, n", [*WIDE.values(), (192, 300, 700)])
+@pytest.mark.parametrize(("rows", "k", "n"), [*WIDE.values(), (192, 300, 700)])
 def test_the_library_sums_a_kernel_gradient_as_the_guard_asks(rows, k, n):
     shapes = jax.ShapeDtypeStruct((k, n), "float32"), jax.ShapeDtypeStruct((rows, k), "float32")
 
