@@ -14,7 +14,7 @@ them while the next one computes. Here `b` is wanted first, and `a` is made once
 (11.0, 110.0)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +92,7 @@ def _opened(eqns: Iterable[JaxprEqn], names: dict[Var, _Atom]) -> Iterator[Jaxpr
             names.update(zip(eqn.outvars, results, strict=True))
 
 
-def _named(atom: _Atom, names: dict[Var, _Atom]) -> _Atom:
+def _named(atom: _Atom, names: Mapping[Var, _Atom]) -> _Atom:
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
