@@ -110,8 +110,8 @@ def cut(
 
     An operation belongs to the first piece that needs it, so a piece computes only what its group waits for:
     of a layer's two products in backward, that of the weights comes before the one that goes further back, and the
-    mean over microbatches of one group before that of the next. Operations that no result needs are left out. A loop or
-    a call under `jax.checkpoint` is one operation.
+    mean over microbatches of one group before that of the next. Only a reshape is repeated, in each piece that reads
+    it. Operations that no result needs are left out. A loop or a call under `jax.checkpoint` is one operation.
 
     Args:
         function: gives a flat sequence of arrays.
@@ -204,7 +204,7 @@ def _by_turn(
         by_turn: dict[int, list[JaxprEqn]] = {}
         read: dict[int, int] = {}  # the turn in which a value is read, by `id`
         for eqn in reversed(eqns):
-            turn = max(reached, *(at.get(id(atom), 0) for atom in eqn.invars), 0)
+            turn = max([reached, *(at.get(id(atom), 0) for atom in eqn.invars)])
             if eqn.primitive.name == "reshape":
                 turn = read.get(id(eqn.outvars[0]), turn)  # it stands where it is read, see `_own_reshapes`
             read.update((id(atom), turn) for atom in eqn.invars)

@@ -109,23 +109,6 @@ def messages_of(
 # ---- Programs, launched ----
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
-
-
-def _keep_memory() -> None:
-    """Have the C library keep what pieces give back, up to 1 GiB, for the pieces of the next step.
-
-    Each has scratch memory and results of a few MiB. glibc would map them anew each step, and the kernel clear them,
-    page by page. What is larger than 64 MiB is still given back: kept, it would be overlaid by something small, and the
-    next of its kind would need new memory beside it. Another C library is left as it is.
-    """
-    with suppress(AttributeError, OSError):
-        library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018 (asks whether it is glibc)
-        library.mallopt(_MMAP_THRESHOLD, 64 << 20)
-        library.mallopt(_TRIM_THRESHOLD, 1 << 30)
-
-
 PIECE, SUM, UPDATE = "step_piece", "step_sum", "step_update"
 """The names of the programs, in traces too: those that compute, those that sum, and the one that uses the sums."""
 
@@ -262,29 +245,30 @@ class Launch:
         of_pieces = [math.inf] * len(self.pieces)
         for _ in range(4):
             messages = dict[int, jax.Array]()
-            for place, seconds in self._one_by_one(leaves, messages):
-                of_pieces[place] = min(of_pieces[place], seconds)
+            for number, seconds, sent in self._one_by_one(leaves):
+                of_pieces[number] = min(of_pieces[number], seconds)
+                messages |= sent
         # 2. Sums, in the helper thread, and pieces again and again until the last sum is there.
         copies = jax.block_until_ready([jax.tree.map(jnp.copy, state) for state in states])
         sums = self._helper.submit(self._timed_sums, messages, copies)
         alone = beside = 0.0
         while not sums.done():
-            for place, seconds in self._one_by_one(leaves, {}):
+            for number, seconds, _sent in self._one_by_one(leaves):
                 if sums.done():
                     break
-                alone, beside = alone + of_pieces[place], beside + seconds
+                alone, beside = alone + of_pieces[number], beside + seconds
         return of_pieces, sums.result(), max(0.0, 1 - alone / beside) if beside else 0.0
 
-    def _one_by_one(self, leaves: Sequence[jax.Array], messages: dict[int, jax.Array]) -> Iterator[tuple[int, float]]:
-        """Each piece in the order of launch: its number and its seconds. What it computes is added to `messages`."""
+    def _one_by_one(self, leaves: Sequence[jax.Array]) -> Iterator[tuple[int, float, dict[int, jax.Array]]]:
+        """Each piece in the order of launch: its number, its seconds, and its messages by their places."""
         values = dict(enumerate(leaves))
         for number, each in enumerate(self.pieces):
             begun = time.perf_counter()
             jax.block_until_ready(each.launch(values, self._device))
             seconds = time.perf_counter() - begun
-            messages.update({place: values[value] for place, value in each.sends})
+            sent = {place: values[value] for place, value in each.sends}
             each.free(values)
-            yield number, seconds
+            yield number, seconds, sent
 
     # Runs in the helper thread.
     def _timed_sums(self, messages: Mapping[int, jax.Array], states: Sequence[PyTree]) -> list[float]:
@@ -326,6 +310,23 @@ class Launch:
         spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [own])
         total, state = self._sums[place](spread, state)
         return total.addressable_data(0), state
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
+
+
+def _keep_memory() -> None:
+    """Have the C library keep what pieces give back, up to 1 GiB, for the pieces of the next step.
+
+    Each has scratch memory and results of a few MiB. glibc would map them anew each step, and the kernel clear them,
+    page by page. What is larger than 64 MiB is still given back: kept, it would be overlaid by something small, and the
+    next of its kind would need new memory beside it. Another C library is left as it is.
+    """
+    with suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018 (asks whether it is glibc)
+        library.mallopt(_MMAP_THRESHOLD, 64 << 20)
+        library.mallopt(_TRIM_THRESHOLD, 1 << 30)
 
 
 class LoweredLaunch(NamedTuple):

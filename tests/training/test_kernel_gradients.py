@@ -67,9 +67,9 @@ def test_a_wide_kernel_gradient_is_a_product_that_the_library_takes(form):
     assert not over_rows(jax.jit(fast_kernel_gradients(jax.grad(square_loss))).trace(*shapes))
 
 
-def compiled(function, *shapes):
+def compiled(function, *arguments):
     """For the CPU, as the trainer compiles it."""
-    return jax.jit(function, compiler_options=network_options("cpu")).lower(*shapes).compile().as_text()
+    return jax.jit(function, compiler_options=network_options("cpu")).lower(*arguments).compile()
 
 
 @pytest.mark.parametrize(("rows", "k", "n"), [*WIDE.values(), (192, 300, 700)])
@@ -80,7 +80,7 @@ def test_the_library_sums_a_kernel_gradient_as_the_guard_asks(rows, k, n):
         return lambda *given: (lambda found: (found, found.sum()))(gradient(*given))
 
     plain, fast = (
-        compiled(with_sum(gradient), *shapes)
+        compiled(with_sum(gradient), *shapes).as_text()
         for gradient in (jax.grad(square_loss), fast_kernel_gradients(jax.grad(square_loss)))
     )
     assert "reduce-window" in plain
@@ -116,11 +116,7 @@ def test_a_transformer_has_no_slow_product_and_the_same_gradient():
     def loss(params):
         return jnp.mean(model.apply(params, tokens, train=False) ** 2)
 
-    options = network_options("cpu")
-    plain, fast = (
-        jax.jit(each, compiler_options=options).lower(params).compile()
-        for each in (jax.grad(loss), fast_kernel_gradients(jax.grad(loss)))
-    )
+    plain, fast = (compiled(each, params) for each in (jax.grad(loss), fast_kernel_gradients(jax.grad(loss))))
     slow = re.compile(r" dot\(.*lhs_contracting_dims=\{0\}, rhs_contracting_dims=\{1\}")
     assert len(slow.findall(plain.as_text())) >= 9  # 4 kernels a block, and the head's
     assert not slow.findall(fast.as_text())
