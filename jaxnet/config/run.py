@@ -153,8 +153,8 @@ class Config:
         batch_norm: what BatchNorm normalizes by: the batch of each device ('local', what the papers of 2015 to 2017
             mean), of each host ('host'), or the whole ('global').
         strategy: how gradients travel: a name (`jaxnet strategies` lists them, and what 'NAME:key=value' can set), or a
-            `comm.Strategy` of your own. 'auto' is 'ddp' or 'hierarchical', by the platform and, between
-            processes of several CPU devices, by what a message takes; a run says which, and why.
+            `comm.Strategy` of your own. 'auto' is 'ddp', 'hierarchical' or 'priority', by the platform and, between
+            processes on CPUs, by what a message takes; a run says which, and why.
         bucket_bytes: instead of the size of a named strategy's buckets.
         mode: 'auto' is 'jit' for strategy 'xla', 'shard_map' for others. Across CPU hosts of a device each it is
             'pieces', several programs a step, for 'priority', and for strategy 'auto' with more than one bucket.

@@ -62,10 +62,25 @@ def _auto_mode(config: Config, strategy: Strategy, mesh: Mesh | None, pieces: bo
     """
     if strategy.kind == "xla":
         return "jit"
-    one_program = config.ensemble.on or config.shard_dense or config.compiler_options or config.transport == "mpi"
-    if one_program or config.batch_norm != "local" or mesh is None:
+    if mesh is None or not _may_be_cut(config):
         return "shard_map"
     return "pieces" if pieces or crosses_steps(strategy, mesh) else "shard_map"
+
+
+def _may_be_cut(config: Config) -> bool:
+    """Whether a step of `config` may be several programs."""
+    one_program = config.ensemble.on or config.shard_dense or config.compiler_options or config.transport == "mpi"
+    return not one_program and config.batch_norm == "local"
+
+
+def may_cross(config: Config) -> bool:
+    """Whether 'auto' may be a strategy whose messages cross the end of a step.
+
+    It must be several programs, of buckets of their own size. Where the gradient is clipped by the norm of all of it,
+    no update begins before the last message, and the next forward pass waits for all of them.
+    """
+    clips = not isinstance(config.optimizer, Optimizer) or config.optimizer.clip_norm is not None
+    return _may_be_cut(config) and config.mode in ("auto", "pieces") and config.bucket_bytes is None and not clips
 
 
 def _strategy(config: Config, all_reduce: AllReduce | None, platform: str) -> Strategy:

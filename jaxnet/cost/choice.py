@@ -6,7 +6,12 @@
 | GPUs | `hierarchical` | the network between hosts carries 1/devices of the bytes |
 | CPUs | `ddp`, buckets of 4 MiB | of 25 MiB, too few travel beside backward; no gradient is cut |
 | there, one device a process, several buckets | the same in pieces | a message does not wait for what computes |
-| there, several processes of several devices | or `hierarchical`, so too | sends less between processes |
+| there, over a slow link | `priority` | messages also travel beside the next forward pass |
+| several processes of several CPU devices | `ddp` or `hierarchical` | which sends less between processes |
+
+Messages that cross the end of a step (`priority`) keep the link busy, and cost the cores more: more programs, and large
+gradients are cut. So a message is timed, and the rate of a product, by which computation is estimated. They cross where
+the link is slow and takes 1 to 20 times as long as computation.
 
 On CPUs `hierarchical` copies large gradients twice, to cut them into buckets, and waits more often inside a process;
 that takes time of the cores, which also compute. Where several processes have several devices each it sends less
@@ -14,20 +19,36 @@ between processes, but a message travels beside what computes. So one is summed 
 is taken where it saves 22 % of the time.
 """
 
+import math
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxnet.comm import AUTO, AXES, DEVICE, HOST, MiB, all_reduce, named_strategy, platform_of, scattered
 from jaxnet.cost.collectives import Transfer, measured_row
+from jaxnet.cost.rounds import gathered, wait_for_all
 from jaxnet.files import record_of
+from jaxnet.models.zoo import count_flops
+from jaxnet.tasks.task import LossFn, PyTree
 
 _BUCKET = 4 * MiB
-_TIMES = 7
+_TIMES, _FEW_TIMES = 7, 3
 # Of `ddp`'s time for a message, the most that `hierarchical` may take. Ratios of a message and of the step, as measured
 # between two processes of two devices: 0.68 0.73, 0.69 0.78, 0.70 0.88, 0.76 0.89 at 250 Mbit/s; 0.81 1.14, 0.84 1.09,
 # 0.85 1.11, 0.86 1.11, 0.87 1.06 at 1 Gbit/s.
 _ENOUGH = 0.78
+# The least time of a message of `_BUCKET` bytes with which messages cross the end of a step. Ratios of `priority` and
+# steps that end with their sums, between two processes, four models: 0.85 to 1.01 where a message takes 36 ms, 0.99 to
+# 1.03 at 18, 1.01 to 1.13 at 9.
+_SLOW_SECONDS = 0.025
+# The link may then take so many times as long as computation: a forward pass, a third of that, hides too little beyond.
+_LEAST_RATIO, _MOST_RATIO = 1.0, 20.0
+_PRODUCT = 768  # rows and columns of the factors by whose product a processor's rate is measured
 _ALONE = "on one device nothing travels"
 
 # How either strategy sums a message.
@@ -61,8 +82,13 @@ class Choice(NamedTuple):
         return self.strategy + size + "+pieces" * self.pieces
 
 
-def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
+def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = None) -> Choice:
     """The strategy for gradients of so many bytes in all. All processes call it, which may send messages.
+
+    Args:
+        mesh: of whose devices.
+        gradient_bytes: that each device sums with the others.
+        flops: counts those of all devices in a step (`gradient_flops`); None: messages must not cross its end.
 
     >>> from jaxnet.comm import make_mesh
     >>> choose(make_mesh(), 10**6).strategy
@@ -73,17 +99,58 @@ def choose(mesh: Mesh, gradient_bytes: int) -> Choice:
         name = named_strategy(AUTO, platform=platform).name
         why = f"as compiled for {platform.upper()}s it waits least for messages"
         return Choice(where, name, None, why if mesh.devices.size > 1 else _ALONE)
+    if mesh.devices.size == 1:
+        return Choice(where, "ddp", _BUCKET, _ALONE)
     if not _measures(mesh):
         # One bucket leaves when backward ends, so that further programs only cost their launch.
         pieces = _processes(mesh) > 1 and gradient_bytes > _BUCKET
-        why = "buckets of 4 MiB travel beside backward, and no gradient is cut" if mesh.devices.size > 1 else _ALONE
-        return Choice(where, "ddp", _BUCKET, why, pieces)
+        crossing = _why_crossing(mesh, gradient_bytes, flops) if pieces and flops is not None else None
+        if crossing is not None:
+            return Choice(where, "priority", _BUCKET, crossing)
+        return Choice(where, "ddp", _BUCKET, "buckets of 4 MiB travel beside backward, and no gradient is cut", pieces)
     size = min(_BUCKET, gradient_bytes)
     ddp, hierarchical = (measured_row(mesh, AXES, way, size, _TIMES).min_us / 1e3 for way in _WAYS)
     saves = hierarchical < _ENOUGH * ddp
     found = f"{size / 1e6:.1f} MB take {hierarchical:.1f} ms, by ddp {ddp:.1f}"
     why = f"over this link hierarchical {'saves' if saves else 'does not save'} {1 - _ENOUGH:.0%}: {found}"
     return Choice(where, "hierarchical" if saves else "ddp", _BUCKET, why)
+
+
+def gradient_flops(loss_fn: LossFn, params: PyTree, stats: PyTree, batch: PyTree) -> float:
+    """Floating-point operations of a loss and its gradient; infinite if they depend on values. Shapes will do."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch["id"].shape[0]))
+    try:
+        return count_flops(jax.value_and_grad(loss_fn, has_aux=True), params, stats, batch, keys)
+    except ValueError:
+        return math.inf
+
+
+def _why_crossing(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float]) -> str | None:
+    """Why messages are to cross the end of a step, or None: between processes of one CPU device each."""
+    message = measured_row(mesh, AXES, _WAYS[0], _BUCKET, _FEW_TIMES).min_us / 1e6
+    if message < _SLOW_SECONDS:
+        return None
+    link, computation = message * gradient_bytes / _BUCKET, flops() / mesh.devices.size / _product_rate(mesh)
+    if not _LEAST_RATIO <= link / computation <= _MOST_RATIO:
+        return None
+    return (
+        f"gradients take some {1e3 * link:.0f} ms of the link, computation {1e3 * computation:.0f}: "
+        "what the next forward pass needs late travels beside it"
+    )
+
+
+def _product_rate(mesh: Mesh) -> float:
+    """Floating-point operations a second of a large product, of the slowest process while all compute."""
+    factor = jax.device_put(np.ones((_PRODUCT, _PRODUCT), np.float32), mesh.local_devices[0])
+    product = jax.jit(jnp.dot)
+    jax.block_until_ready(product(factor, factor))
+    wait_for_all()
+    seconds = []
+    for _ in range(_FEW_TIMES):
+        begun = time.perf_counter()
+        jax.block_until_ready(product(factor, factor))
+        seconds.append(time.perf_counter() - begun)
+    return 2 * _PRODUCT**3 / float(gathered(np.array(min(seconds))).max())
 
 
 def _measures(mesh: Mesh) -> bool:

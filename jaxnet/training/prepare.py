@@ -36,8 +36,8 @@ from jaxnet.config.check import check_config
 from jaxnet.config.fit import bytes_of, check_batch, check_fit, check_norm, check_parameters
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
-from jaxnet.config.strategy import strategy_of
-from jaxnet.cost.choice import Choice, choose, kept_for
+from jaxnet.config.strategy import may_cross, strategy_of
+from jaxnet.cost.choice import Choice, choose, gradient_flops, kept_for
 from jaxnet.cost.workloads import Workload
 from jaxnet.data import Source, check_source, example_shapes, has_classes, hold_out, open_split
 from jaxnet.ensembles import ensemble_model, ensemble_optimizer
@@ -125,7 +125,9 @@ def prepare(
     # ---- Strategy: resolved once and passed on; `auto` is chosen for these devices and their link ----------
     choice = None
     if config.strategy == AUTO and config.transport != "mpi":
-        choice = _choice(processes, bytes_of(variables.params), kept_choice)
+        loss = config.task.loss(model)
+        flops = functools.partial(gradient_flops, loss, *variables, batch_shapes) if may_cross(config) else None
+        choice = _choice(processes, bytes_of(variables.params), flops, kept_choice)
     strategy, mode = strategy_of(config, across, mesh, choice)
     check_norm(config, mode, variables.stats)
 
@@ -195,11 +197,16 @@ def prepare(
     return experiment
 
 
-def _choice(processes: ProcessGroup, gradient_bytes: int, kept: Callable[[], Any] | None) -> Choice:
+def _choice(
+    processes: ProcessGroup,
+    gradient_bytes: int,
+    flops: Callable[[], float] | None,
+    kept: Callable[[], Any] | None,
+) -> Choice:
     """What an earlier attempt chose on such a mesh, so that a run goes on as it began; else a new choice."""
     mesh = processes.mesh
     found = None if kept is None else kept_for(mesh, processes.broadcast_object(kept))
-    return found or choose(mesh, gradient_bytes)
+    return found or choose(mesh, gradient_bytes, flops)
 
 
 def _ranks() -> int:

@@ -1,8 +1,10 @@
 """`strategy=auto`: what is chosen where, and what is kept of it."""
 
+import math
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxnet.comm import MiB, make_mesh
@@ -32,6 +34,55 @@ def test_one_device_a_process_cuts_no_gradient(monkeypatch):
     assert found.label == "ddp:4MiB+pieces"
     assert "no gradient is cut" in found.why
     assert choose(make_mesh(8), 4 * MiB).label == "ddp:4MiB"  # one message, beside which nothing is computed
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "flops", "chosen"),
+    [
+        (36, 250e9, "priority:4MiB"),  # 10 messages: 360 ms, and 8 devices with 10^11 operations a second: 312
+        (36, 300e9, "ddp:4MiB+pieces"),  # computation takes longer
+        (36, 10e9, "ddp:4MiB+pieces"),  # computation is too short to hide much
+        (36, math.inf, "ddp:4MiB+pieces"),  # nobody knows how long it is
+        (20, 1e9, "ddp:4MiB+pieces"),  # a fast link: what crossing costs is more than it hides
+        (36, None, "ddp:4MiB+pieces"),  # forbidden
+    ],
+)
+def test_messages_cross_the_end_of_a_step_where_the_link_takes_longer(milliseconds, flops, chosen, monkeypatch):
+    monkeypatch.setattr(choice, "measured_row", lambda *given: SimpleNamespace(min_us=1e3 * milliseconds))
+    monkeypatch.setattr(choice, "_product_rate", lambda mesh: 1e11)
+    monkeypatch.setattr(choice, "_processes", lambda mesh: 8)
+    found = choose(make_mesh(8), 40 * MiB, None if flops is None else lambda: flops)
+    assert found.label == chosen
+    assert ("360 ms of the link, computation 312" in found.why) == (chosen == "priority:4MiB")
+    assert kept_for(make_mesh(8), found._asdict()) == found
+
+
+def test_one_message_is_not_measured(monkeypatch):
+    monkeypatch.delattr(choice, "measured_row")
+    monkeypatch.setattr(choice, "_processes", lambda mesh: 8)
+    assert choose(make_mesh(8), 4 * MiB, lambda: 1).label == "ddp:4MiB"
+
+
+def test_computation_is_counted_forward_and_backward():
+    """A layer of 3 x 5 on 7 examples: its product, and that of its kernel's gradient; none of its inputs'."""
+    batch = {"id": jax.ShapeDtypeStruct((7,), "uint32"), "x": jax.ShapeDtypeStruct((7, 3), "float32")}
+
+    def loss(params, stats, batch, keys):
+        assert keys.shape == (7,)
+        return (batch["x"] @ params).sum(), stats
+
+    def until_small(params, stats, batch, keys):
+        value, _ = jax.lax.stop_gradient(loss(params, stats, batch, keys))
+        halved = jax.lax.while_loop(lambda product: product.sum() > 1, lambda product: product @ product, jnp.eye(3))
+        return value + halved.sum(), stats
+
+    kernel = jax.ShapeDtypeStruct((3, 5), "float32")
+    assert choice.gradient_flops(loss, kernel, (), batch) == 2 * (2 * 7 * 3 * 5)
+    assert choice.gradient_flops(until_small, kernel, (), batch) == math.inf
+
+
+def test_a_product_is_timed():
+    assert 1e8 < choice._product_rate(make_mesh(1, jax.devices()[:1])) < 1e15
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from configs.digits import get_config
 from jaxnet import comm
 from jaxnet.config.check import check_config
 from jaxnet.config.fit import check_fit
-from jaxnet.config.strategy import strategy_of
+from jaxnet.config.strategy import may_cross, strategy_of
 from jaxnet.cost.choice import Choice
 from jaxnet.errors import InputError
+from jaxnet.optimizer import Optimizer
 from jaxnet.parallel.pieces import crosses_steps
 from jaxnet.training.prepare import prepare
 from support import tiny
@@ -100,6 +101,24 @@ def test_in_one_program_nothing_crosses_the_end_of_a_step():
 def test_the_default_is_in_pieces_unless_the_config_has_what_does_not_go_with_it(change, mode):
     choice = Choice("two hosts of a device each", "ddp", 4 * comm.MiB, "several buckets", pieces=True)
     assert strategy_of(replace(get_config(), **change), None, comm.make_mesh(1), choice)[1] == mode
+
+
+@pytest.mark.parametrize(
+    ("change", "may"),
+    [
+        ({}, True),
+        ({"mode": "pieces"}, True),
+        ({"mode": "shard_map"}, False),
+        ({"batch_norm": "global"}, False),
+        ({"shard_dense": ("classifier_1",)}, False),
+        ({"bucket_bytes": comm.MiB}, False),
+        ({"optimizer": Optimizer("lars", 0.1)}, True),
+        ({"optimizer": Optimizer("sgd", 0.1, clip_norm=1.0)}, False),
+        ({"optimizer": optax.sgd(0.1)}, False),
+    ],
+)
+def test_by_default_messages_cross_steps_only_where_an_update_may_begin_before_the_last(change, may):
+    assert may_cross(replace(get_config(), **change)) == may
 
 
 def test_what_goes_with_it_passes():
