@@ -11,7 +11,7 @@
 
 Messages that cross the end of a step (`priority`) keep the link busy, and cost the cores more: more programs, and large
 gradients are cut. So a message is timed, and the rate of a product, by which computation is estimated. They cross where
-the link is slow and takes 1 to 20 times as long as computation.
+the link is slow and takes 1 to 10 times as long as computation.
 
 On CPUs `hierarchical` copies large gradients twice, to cut them into buckets, and waits more often inside a process;
 that takes time of the cores, which also compute. Where several processes have several devices each it sends less
@@ -47,7 +47,7 @@ _ENOUGH = 0.78
 # 1.03 at 18, 1.01 to 1.13 at 9.
 _SLOW_SECONDS = 0.025
 # The link may then take so many times as long as computation: a forward pass, a third of that, hides too little beyond.
-_LEAST_RATIO, _MOST_RATIO = 1.0, 20.0
+_LEAST_RATIO, _MOST_RATIO = 1.0, 10.0
 _PRODUCT = 768  # rows and columns of the factors by whose product a processor's rate is measured
 _ALONE = "on one device nothing travels"
 
