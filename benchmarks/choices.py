@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,15 +87,13 @@ def work(model: str, strategies: Sequence[str], rounds: int, seconds: float) -> 
     """Time all strategies; process 0 prints a line of JSON."""
     import jax
 
-    from jaxnet.cost.choice import choose, gradient_flops
+    from jaxnet.cost.choice import choice_of
     from jaxnet.cost.rounds import interleave, seconds_a_step, warm_up
     from jaxnet.cost.step_bench import in_pieces, labelled_strategy
     from jaxnet.cost.steps import full_step
 
     workload = joined(model)
-    state, batch = workload.first_state, workload.global_batch
-    flops = partial(gradient_flops, workload.loss_fn, state.params, state.stats, batch)
-    choice = choose(workload.mesh, workload.gradient_bytes, flops)
+    choice = choice_of(workload)
     chosen = choice.label
     tasks = {
         name: full_step(workload, labelled_strategy(name), pieces=in_pieces(name))

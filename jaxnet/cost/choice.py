@@ -19,6 +19,7 @@ between processes, but a message travels beside what computes. So one is summed 
 is taken where it saves 22 % of the time.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from jax.sharding import Mesh
 from jaxnet.comm import AUTO, AXES, DEVICE, HOST, MiB, all_reduce, named_strategy, platform_of, scattered
 from jaxnet.cost.collectives import Transfer, measured_row
 from jaxnet.cost.rounds import gathered, wait_for_all
+from jaxnet.cost.workloads import Workload
 from jaxnet.files import record_of
 from jaxnet.models.zoo import count_flops
 from jaxnet.tasks.task import LossFn, PyTree
@@ -114,6 +116,13 @@ def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = 
     found = f"{size / 1e6:.1f} MB take {hierarchical:.1f} ms, by ddp {ddp:.1f}"
     why = f"over this link hierarchical {'saves' if saves else 'does not save'} {1 - _ENOUGH:.0%}: {found}"
     return Choice(where, "hierarchical" if saves else "ddp", _BUCKET, why)
+
+
+def choice_of(workload: Workload) -> Choice:
+    """What `strategy=auto` is for a workload. All processes call it, which may send messages."""
+    state, batch = workload.first_state, workload.global_batch
+    flops = functools.partial(gradient_flops, workload.loss_fn, state.params, state.stats, batch)
+    return choose(workload.mesh, workload.gradient_bytes, flops if workload.may_cross else None)
 
 
 def gradient_flops(loss_fn: LossFn, params: PyTree, stats: PyTree, batch: PyTree) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 from jaxnet.comm import Reducer, platform_of
-from jaxnet.cost.choice import choose
+from jaxnet.cost.choice import choice_of
 from jaxnet.cost.prediction import (
     SEVERAL_PROGRAMS,
     Parts,
@@ -100,7 +100,7 @@ def settings(label: str) -> str:
 
 def default_of(workload: Workload) -> str:
     """The label of what `strategy=auto` is there. All processes call it."""
-    label = choose(workload.mesh, workload.gradient_bytes).label
+    label = choice_of(workload).label
     return label if is_allowed(plan_of(label, workload), workload) else label.removesuffix("+pieces")
 
 

@@ -63,6 +63,7 @@ class Workload:
         global_batch: examples of all hosts, on the mesh.
         allows: whether the model goes with a strategy in this mode; all do by default.
         settings: what else the time of a step depends on, in words.
+        may_cross: whether, by default, messages may cross the end of a step.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Workload:
     global_batch: Batch
     allows: Callable[[Strategy, Mode], bool] = lambda strategy, mode: True
     settings: str = ""
+    may_cross: bool = True
 
     @property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:

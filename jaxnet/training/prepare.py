@@ -279,6 +279,7 @@ def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
     return Workload(
         *(name, config.batch_size // mesh.shape[HOST], mesh, params, order, loss, under, batch, allows),
         settings=repr(timed),
+        may_cross=may_cross(dataclasses.replace(config, mode="auto", bucket_bytes=None)),
     )
 
 

@@ -1,6 +1,7 @@
 """`strategy=auto`: what is chosen where, and what is kept of it."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 from jaxnet.comm import MiB, make_mesh
 from jaxnet.cost import choice
 from jaxnet.cost.accelerators import Cluster
-from jaxnet.cost.choice import choose, described, kept_for
+from jaxnet.cost.choice import choice_of, choose, described, kept_for
+from jaxnet.cost.workloads import named_workload
 
 GIVEN = {"mesh": "2 x 4 cpu devices, 1 processes", "strategy": "ddp", "bucket_bytes": 4 * MiB, "why": "tried"}
 
@@ -79,6 +81,21 @@ def test_computation_is_counted_forward_and_backward():
     kernel = jax.ShapeDtypeStruct((3, 5), "float32")
     assert choice.gradient_flops(loss, kernel, (), batch) == 2 * (2 * 7 * 3 * 5)
     assert choice.gradient_flops(until_small, kernel, (), batch) == math.inf
+
+
+@pytest.mark.parametrize("may_cross", [True, False])
+def test_of_a_workload_it_is_what_a_run_would_choose(may_cross, monkeypatch):
+    given = []
+    monkeypatch.setattr(choice, "choose", lambda *arguments: given.append(arguments))
+    workload = replace(named_workload("dense", make_mesh(2)), may_cross=may_cross)
+    choice_of(workload)
+    [(mesh, gradient_bytes, flops)] = given
+    assert (mesh, gradient_bytes) == (workload.mesh, 8 * 1024 * 1024 * 4)
+    layers = 8 * 3 - 1  # products: forward and two backward, but for the gradient of the first layer's inputs
+    if may_cross:
+        assert flops() == layers * 2 * 1024 * 1024 * workload.global_batch["x"].shape[0]
+    else:
+        assert flops is None
 
 
 def test_a_product_is_timed():

@@ -281,7 +281,7 @@ def test_plans_that_a_config_forbids_are_no_candidates(changes, refused, monkeyp
     several = lambda strategy, mesh: strategy.schedule == "priority"  # noqa: E731  # as between one device each
     for module in ("tuning", "steps"):
         monkeypatch.setattr(f"jaxnet.cost.{module}.crosses_steps", several)
-    monkeypatch.setattr(tuning, "choose", lambda *_: SimpleNamespace(label="ddp:4MiB+pieces"))
+    monkeypatch.setattr(tuning, "choice_of", lambda _: SimpleNamespace(label="ddp:4MiB+pieces"))
     assert default_of(digits) == "ddp:4MiB"
     found = candidates(digits, "ddp:4MiB")
     assert not set(refused) & set(found)
