@@ -51,6 +51,7 @@ _SLOW_SECONDS = 0.025
 # The link may then take so many times as long as computation: a forward pass, a third of that, hides too little beyond.
 _LEAST_RATIO, _MOST_RATIO = 1.0, 10.0
 _PRODUCT = 768  # rows and columns of the factors by whose product a processor's rate is measured
+_BESIDE = "buckets of 4 MiB travel beside backward, and no gradient is cut"
 _ALONE = "on one device nothing travels"
 
 # How either strategy sums a message.
@@ -103,13 +104,12 @@ def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = 
         return Choice(where, name, None, why if mesh.devices.size > 1 else _ALONE)
     if mesh.devices.size == 1:
         return Choice(where, "ddp", _BUCKET, _ALONE)
-    if not _measures(mesh):
+    if not _ways_differ(mesh):
         # One bucket leaves when backward ends, so that further programs only cost their launch.
         pieces = _processes(mesh) > 1 and gradient_bytes > _BUCKET
-        crossing = _why_crossing(mesh, gradient_bytes, flops) if pieces and flops is not None else None
-        if crossing is not None:
-            return Choice(where, "priority", _BUCKET, crossing)
-        return Choice(where, "ddp", _BUCKET, "buckets of 4 MiB travel beside backward, and no gradient is cut", pieces)
+        if pieces and flops is not None:
+            return _crossing_or_not(mesh, gradient_bytes, flops)
+        return Choice(where, "ddp", _BUCKET, _BESIDE, pieces)
     size = min(_BUCKET, gradient_bytes)
     ddp, hierarchical = (measured_row(mesh, AXES, way, size, _TIMES).min_us / 1e3 for way in _WAYS)
     saves = hierarchical < _ENOUGH * ddp
@@ -134,18 +134,18 @@ def gradient_flops(loss_fn: LossFn, params: PyTree, stats: PyTree, batch: PyTree
         return math.inf
 
 
-def _why_crossing(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float]) -> str | None:
-    """Why messages are to cross the end of a step, or None: between processes of one CPU device each."""
+def _crossing_or_not(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float]) -> Choice:
+    """Whether messages are to cross the end of a step, between processes of one CPU device each."""
     message = measured_row(mesh, AXES, _WAYS[0], _BUCKET, _FEW_TIMES).min_us / 1e6
-    if message < _SLOW_SECONDS:
-        return None
-    link, computation = message * gradient_bytes / _BUCKET, flops() / mesh.devices.size / _product_rate(mesh)
-    if not _LEAST_RATIO <= link / computation <= _MOST_RATIO:
-        return None
-    return (
-        f"gradients take some {1e3 * link:.0f} ms of the link, computation {1e3 * computation:.0f}: "
-        "what the next forward pass needs late travels beside it"
-    )
+    found, crosses = f"4 MiB take {1e3 * message:.1f} ms", False
+    if message >= _SLOW_SECONDS:
+        link, computation = message * gradient_bytes / _BUCKET, flops() / mesh.devices.size / _product_rate(mesh)
+        crosses = _LEAST_RATIO * computation <= link <= _MOST_RATIO * computation
+        found = f"gradients take some {1e3 * link:.0f} ms of the link, computation {1e3 * computation:.0f}"
+    where = described(mesh)
+    if crosses:
+        return Choice(where, "priority", _BUCKET, f"{found}: what the next forward pass needs late travels beside it")
+    return Choice(where, "ddp", _BUCKET, f"{_BESIDE}; {found}", pieces=True)
 
 
 def _product_rate(mesh: Mesh) -> float:
@@ -162,8 +162,8 @@ def _product_rate(mesh: Mesh) -> float:
     return 2 * _PRODUCT**3 / float(gathered(np.array(min(seconds))).max())
 
 
-def _measures(mesh: Mesh) -> bool:
-    """Whether the choice depends on the link: between processes of several CPU devices each."""
+def _ways_differ(mesh: Mesh) -> bool:
+    """Whether `hierarchical` sends less between processes than `ddp`: where they have several CPU devices each."""
     return platform_of(mesh) == "cpu" and 1 < _processes(mesh) < mesh.devices.size
 
 

@@ -44,6 +44,7 @@ def test_one_device_a_process_cuts_no_gradient(monkeypatch):
         (36, 250e9, "priority:4MiB"),  # 10 messages: 360 ms, and 8 devices with 10^11 operations a second: 312
         (36, 300e9, "ddp:4MiB+pieces"),  # computation takes longer
         (36, 10e9, "ddp:4MiB+pieces"),  # computation is too short to hide much
+        (36, 0, "ddp:4MiB+pieces"),  # there is none
         (36, math.inf, "ddp:4MiB+pieces"),  # nobody knows how long it is
         (20, 1e9, "ddp:4MiB+pieces"),  # a fast link: what crossing costs is more than it hides
         (36, None, "ddp:4MiB+pieces"),  # forbidden
@@ -55,7 +56,8 @@ def test_messages_cross_the_end_of_a_step_where_the_link_takes_longer(millisecon
     monkeypatch.setattr(choice, "_processes", lambda mesh: 8)
     found = choose(make_mesh(8), 40 * MiB, None if flops is None else lambda: flops)
     assert found.label == chosen
-    assert ("360 ms of the link, computation 312" in found.why) == (chosen == "priority:4MiB")
+    told = "4 MiB take 20.0 ms" if milliseconds == 20 else "gradients take some 360 ms of the link, computation "
+    assert (told in found.why) == (flops is not None)
     assert kept_for(make_mesh(8), found._asdict()) == found
 
 
@@ -115,7 +117,7 @@ def test_hierarchical_must_save_enough(milliseconds, chosen, saves, monkeypatch)
         return SimpleNamespace(min_us=10_000.0 if way.name == "ddp" else 1e3 * milliseconds)
 
     monkeypatch.setattr(choice, "measured_row", row)
-    monkeypatch.setattr(choice, "_measures", lambda mesh: True)
+    monkeypatch.setattr(choice, "_ways_differ", lambda mesh: True)
     found = choose(make_mesh(2), 10**6)
     assert (found.label, sizes) == (f"{chosen}:4MiB", [10**6, 10**6])
     assert found.why == f"over this link hierarchical {saves} 22%: 1.0 MB take {milliseconds} ms, by ddp 10.0"
@@ -163,7 +165,7 @@ def test_accelerators_are_chosen_for_by_their_compilers(cluster, strategy, monke
     monkeypatch.delattr(choice, "measured_row")
     kind = Cluster.named(cluster).accelerator.platform
     monkeypatch.setattr(choice, "platform_of", lambda mesh: kind)
-    assert not choice._measures(make_mesh(2))
+    assert not choice._ways_differ(make_mesh(2))
     found = choose(make_mesh(2), 10**9)
     assert (found.strategy, found.bucket_bytes) == (strategy, None)
     assert kind.upper() in found.why

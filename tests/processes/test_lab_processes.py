@@ -1,5 +1,6 @@
 """`jaxnet lab`: hosts with names and addresses of their own, slow links between them, fast ones inside."""
 
+import json
 import os
 
 import pytest
@@ -140,3 +141,18 @@ def test_training(tmp_path):
     assert done["finished"]
     assert done["mesh"] == {"host": 2, "device": 1}
     assert len(metrics(tmp_path / "run")) == done["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize(("clip", "chosen"), [("null", "priority"), ("1.0", "ddp")])
+def test_over_a_slow_link_messages_cross_the_end_of_a_step(tmp_path, clip, chosen):
+    """By default, where the link takes longer than computation, and no update waits for the norm of all gradients."""
+    size = ("model.hidden=16384", "batch_size=512", "epochs=1", f"optimizer.clip_norm={clip}")
+    digits = ("--config", str(ROOT / "configs/digits.py"), "--workdir", str(tmp_path / "run"))
+    arguments = [str(ROOT / "train.py"), *digits, *size]
+    with jaxnet("lab", "--hosts", "2", "--rate", "500mbit", "--", *arguments) as job:
+        assert job.finish() == 0, job.err
+    why = json.loads((tmp_path / "run" / "config.json").read_text())["strategy.choice"]["why"]
+    assert ("ms of the link" in why) == (chosen == "priority")
+    assert summary(tmp_path / "run")["strategy"] == chosen, why
