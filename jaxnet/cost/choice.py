@@ -19,9 +19,7 @@ between processes, but a message travels beside what computes. So one is summed 
 is taken where it saves 22 % of the time.
 """
 
-import functools
 import math
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,7 +30,8 @@ from jax.sharding import Mesh
 
 from jaxnet.comm import AUTO, AXES, DEVICE, HOST, MiB, all_reduce, named_strategy, platform_of, scattered
 from jaxnet.cost.collectives import Transfer, measured_row
-from jaxnet.cost.rounds import gathered, wait_for_all
+from jaxnet.cost.rounds import seconds_a_step, warm_up
+from jaxnet.cost.steps import TimedProgram
 from jaxnet.cost.workloads import Workload
 from jaxnet.files import record_of
 from jaxnet.models.zoo import count_flops
@@ -45,7 +44,7 @@ _TIMES, _FEW_TIMES = 7, 3
 # 0.85 1.11, 0.86 1.11, 0.87 1.06 at 1 Gbit/s.
 _ENOUGH = 0.78
 # The least time of a message of `_BUCKET` bytes with which messages cross the end of a step. Ratios of `priority` and
-# steps that end with their sums, between two processes, four models: 0.85 to 1.01 where a message takes 36 ms, 0.99 to
+# steps that end with their sums, between two processes, four models: 0.86 to 1.03 where a message takes 36 ms, 0.99 to
 # 1.03 at 18, 1.01 to 1.13 at 9.
 _SLOW_SECONDS = 0.025
 # The link may then take so many times as long as computation: a forward pass, a third of that, hides too little beyond.
@@ -69,7 +68,8 @@ class Choice(NamedTuple):
         strategy: its name.
         bucket_bytes: of its buckets; None: its own.
         why: in words.
-        pieces: whether a step is several programs, as in `mode=pieces`, where nothing else in a config forbids it.
+        pieces: whether a step is several programs, as in `mode=pieces`, where nothing else in a config forbids it; a
+            step of `priority` is anyway.
     """
 
     mesh: str
@@ -120,8 +120,11 @@ def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = 
 
 def choice_of(workload: Workload) -> Choice:
     """What `strategy=auto` is for a workload. All processes call it, which may send messages."""
-    state, batch = workload.first_state, workload.global_batch
-    flops = functools.partial(gradient_flops, workload.loss_fn, state.params, state.stats, batch)
+
+    def flops() -> float:
+        state = workload.first_state
+        return gradient_flops(workload.loss_fn, state.params, state.stats, workload.global_batch)
+
     return choose(workload.mesh, workload.gradient_bytes, flops if workload.may_cross else None)
 
 
@@ -150,16 +153,11 @@ def _crossing_or_not(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float]
 
 def _product_rate(mesh: Mesh) -> float:
     """Floating-point operations a second of a large product, of the slowest process while all compute."""
-    factor = jax.device_put(np.ones((_PRODUCT, _PRODUCT), np.float32), mesh.local_devices[0])
-    product = jax.jit(jnp.dot)
-    jax.block_until_ready(product(factor, factor))
-    wait_for_all()
-    seconds = []
-    for _ in range(_FEW_TIMES):
-        begun = time.perf_counter()
-        jax.block_until_ready(product(factor, factor))
-        seconds.append(time.perf_counter() - begun)
-    return 2 * _PRODUCT**3 / float(gathered(np.array(min(seconds))).max())
+    shape, product = (_PRODUCT, _PRODUCT), jax.jit(jnp.dot)
+    ones, mean = (jax.device_put(np.full(shape, x, np.float32), mesh.local_devices[0]) for x in (1, 1 / _PRODUCT))
+    task = TimedProgram(lambda left, right: (product(left, right), ()), ones, mean)
+    warm_up(task)
+    return 2 * _PRODUCT**3 / min(seconds_a_step(task, 1) for _ in range(_FEW_TIMES))
 
 
 def _ways_differ(mesh: Mesh) -> bool:

@@ -125,9 +125,8 @@ def prepare(
     # ---- Strategy: resolved once and passed on; `auto` is chosen for these devices and their link ----------
     choice = None
     if config.strategy == AUTO and config.transport != "mpi":
-        loss = config.task.loss(model)
-        flops = functools.partial(gradient_flops, loss, *variables, batch_shapes) if may_cross(config) else None
-        choice = _choice(processes, bytes_of(variables.params), flops, kept_choice)
+        flops = functools.partial(gradient_flops, config.task.loss(model), *variables, batch_shapes)
+        choice = _choice(processes, bytes_of(variables.params), flops if may_cross(config) else None, kept_choice)
     strategy, mode = strategy_of(config, across, mesh, choice)
     check_norm(config, mode, variables.stats)
 
