@@ -17,7 +17,8 @@ the file are not measured again. In one job:
 The table predicts all plans from the parts: there, and on slower links, of which nothing but the rate is known. So
 another model of a step can be judged by the same measurements.
 
-A cell takes more than ten minutes on a core a host. Run nothing beside it.
+A cell takes some ten minutes on a core a host, the next link of the same model less, since programs are kept in
+runs/compile_cache. Run nothing beside it.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.choices import LAYOUTS, Cell, Layout, add_cells, answer, fill, joined
-from benchmarks.compiling import read_rows
+from benchmarks.compiling import ROOT, read_rows
 from jaxnet.figures import curve_style, new_figure, write_figure
 
 if TYPE_CHECKING:
@@ -55,12 +56,21 @@ def work(model: str) -> None:
     """Tune, time all, time the best again; process 0 prints a line of JSON."""
     import jax
 
+    from jaxnet.training.compile_cache import compile_cache
+
+    workload = joined(model)
+    with compile_cache(ROOT / "runs/compile_cache"):
+        found = _tuned_and_timed(workload)
+    if jax.process_index() == 0:
+        print(json.dumps(found))
+
+
+def _tuned_and_timed(workload: "Workload") -> Row:
     from jaxnet.cost.profiles import as_json
     from jaxnet.cost.rounds import interleave
     from jaxnet.cost.steps import TimedProgram, full_step
     from jaxnet.cost.tuning import BY_XLA, candidates, tune
 
-    workload = joined(model)
     # 1. The search.
     tuned = tune(workload)
     plans = candidates(workload, tuned.default, _BUCKETS)
@@ -78,11 +88,10 @@ def work(model: str) -> None:
     first = sorted(once, key=_relative(once, beside).__getitem__)[:_FINALISTS]
     last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
     times = interleave({label: program(label) for label in last}, *_LAST)
-    if jax.process_index() == 0:
-        found = {"tuned": tuned.best, "why": tuned.why, "default": tuned.default, "steps": tuned.steps}
-        found |= {"taught": {row.label: row.measured for row in tuned.rows if row.learned}}
-        found |= {"parts": as_json(tuned.parts._replace(unhidden={}))}
-        print(json.dumps(found | {"once": once, "beside": beside, "times": times}))
+    found = {"tuned": tuned.best, "why": tuned.why, "default": tuned.default, "steps": tuned.steps}
+    found |= {"taught": {row.label: row.measured for row in tuned.rows if row.learned}}
+    found |= {"parts": as_json(tuned.parts._replace(unhidden={}))}
+    return found | {"once": once, "beside": beside, "times": times}
 
 
 def _relative(once: Mapping[str, Sequence[float]], beside: Mapping[str, Sequence[float]]) -> dict[str, float]:
