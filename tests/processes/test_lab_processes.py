@@ -79,6 +79,21 @@ def test_a_link_has_its_rate(lab):
     assert 60 < rate_of(lab, "--rate", "100mbit", hosts=2, senders="1", megabytes=4) < 105
 
 
+@pytest.mark.parametrize("rate", ["10mbit", "250mbit", "1gbit", "10gbit"])
+def test_what_is_sent_at_once_fits_into_the_burst(lab, rate):
+    """Else `tbf` cuts it into packets of 1500 bytes, and 250 Mbit/s take a core."""
+    text = """
+import json, subprocess
+ask = lambda *command: json.loads(subprocess.check_output(command))[0]
+print(ask("ip", "-d", "-j", "link", "show", "dev", "eth0")["gso_max_size"])
+print(ask("tc", "-j", "qdisc", "show", "dev", "eth0")["options"]["burst"])
+"""
+    with lab(text, "--rate", rate, hosts=1) as job:
+        assert job.finish() == 0, job.err
+        at_once, burst = (int(line.split()[-1]) for line in job.out)
+        assert 8192 <= at_once <= min(burst, 65536)
+
+
 def test_two_that_send_to_one_share_its_link(lab):
     assert 60 < rate_of(lab, "--rate", "100mbit", hosts=3, senders="1,2", megabytes=4) < 105
 

@@ -20,6 +20,7 @@ _SWITCH = "switch"
 _INTERFACE = "eth0"  # of every host
 _BURST_SECONDS = 0.001
 _LEAST_BURST = 32 * 1024  # bytes
+_MOST_GSO = 64 * 1024  # bytes that TCP hands to an interface at once, to be cut into packets late
 _QUEUE = "100ms"
 _ADMIN_PATH = "/usr/sbin:/sbin"  # where ip and tc may be; not on every user's PATH
 
@@ -121,6 +122,9 @@ def _start(interface: str, rate: int | None) -> None:
         burst = max(round(rate / 8 * _BURST_SECONDS), _LEAST_BURST)
         shape = ("rate", f"{rate}bit", "burst", f"{burst}b", "latency", _QUEUE)
         _run("tc", "qdisc", "add", "dev", interface, "root", "tbf", *shape)
+        # What is larger than the burst `tbf` would cut into packets, 45 for 64 KiB, which takes the cores. Of half its
+        # size there is still something to send while the timer for the next one is late.
+        _run("ip", "link", "set", interface, "gso_max_size", str(min(_MOST_GSO, burst // 2)))
     _run("ip", "link", "set", interface, "up")
 
 
