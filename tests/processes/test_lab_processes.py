@@ -107,6 +107,13 @@ def test_without_a_rate_links_are_fast(lab):
     assert rate_of(lab, hosts=2, senders="1", megabytes=50) > 500
 
 
+def test_a_link_is_not_probed(lab):
+    """BBR, which a machine may prefer, holds some messages up."""
+    with lab('print(open("/proc/sys/net/ipv4/tcp_congestion_control").read())', "--rate", "1gbit") as job:
+        assert job.finish() == 0, job.err
+        assert sorted(line for line in job.out if len(line) > 4) == ["[0] reno", "[1] reno"]
+
+
 def test_cores_of_their_own(lab):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
