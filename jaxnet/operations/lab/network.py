@@ -107,9 +107,9 @@ def name_hosts(hosts: int) -> None:
 def _add_host(host: int, switch: int, rate: int | None) -> str:
     port = f"port{host}"
     namespace = _new_network()
+    # In the host's namespace: one end of the cable, its address, its shape. The other end goes to the switch.
     with suppress(OSError):  # a container may forbid it
         _CONGESTION.write_text("reno")
-    # In the host's namespace: one end of the cable, its address, its shape. The other end goes to the switch.
     _run("ip", "link", "add", _INTERFACE, "type", "veth", "peer", "name", port, "netns", _path(switch))
     _run("ip", "addr", "add", f"{host_address(host)}/24", "dev", _INTERFACE)
     _run("ip", "link", "set", "lo", "up")
