@@ -8,16 +8,15 @@ A cell is a model, on a layout of processes and devices, joined by a link, as in
 the file are not measured again. In one job:
 
 1. `jaxnet tune`'s search finds a plan. The parts that it measured are kept, and the steps that taught it.
-2. All plans of a finer search, with more sizes of buckets, are timed: two rounds each, beside the default in the same
-   rounds, because a machine may be a fifth slower ten minutes later. Buckets under 400 KiB are left out: hundreds of
-   messages, and in pieces as many programs to compile.
+2. All plans of a finer search, with more sizes of buckets, are timed: two rounds each. Buckets under 400 KiB are left
+   out: hundreds of messages, and in pieces as many programs to compile.
 3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
    of many does not owe its place to a moment in which the machine was quiet.
 
 The table predicts all plans from the parts: there, and on slower links, of which nothing but the rate is known. So
 another model of a step can be judged by the same measurements.
 
-A cell of two hosts of a core takes 10 to 15 minutes at 1 Gbit/s and 26 at 250 Mbit/s. Compiled programs are kept in
+A cell of two hosts of a core takes 5 to 8 minutes at 1 Gbit/s and 13 at 250 Mbit/s. Compiled programs are kept in
 runs/compile_cache, for the next link too. Run nothing beside it.
 """
 
@@ -25,7 +24,7 @@ import argparse
 import functools
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,24 +78,15 @@ def _tuned_and_timed(workload: "Workload") -> Row:
         return full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
 
     # 2. All plans. A program is let go once it is timed, as a hundred of them would not fit into memory.
-    default = program(tuned.default)
-    once, beside = {}, {}
-    for label in plans:
-        times = interleave({"own": program(label), "beside": default}, *_FIRST)
-        once[label], beside[label] = times["own"], times["beside"]
+    once = {label: interleave({label: program(label)}, *_FIRST)[label] for label in plans}
     # 3. The best again.
-    first = sorted(once, key=_relative(once, beside).__getitem__)[:_FINALISTS]
+    first = sorted(once, key=lambda label: statistics.mean(once[label]))[:_FINALISTS]
     last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
     times = interleave({label: program(label) for label in last}, *_LAST)
     found = {"tuned": tuned.best, "why": tuned.why, "default": tuned.default, "steps": tuned.steps}
     found |= {"taught": {row.label: row.measured for row in tuned.rows if row.learned}}
     found |= {"parts": as_json(tuned.parts._replace(unhidden={}))}
-    return found | {"once": once, "beside": beside, "times": times}
-
-
-def _relative(once: Mapping[str, Sequence[float]], beside: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Steps of all plans, over those of the default in the same rounds."""
-    return {label: statistics.mean(once[label]) / statistics.mean(beside[label]) for label in once}
+    return found | {"once": once, "times": times}
 
 
 def measured(cell: Cell) -> Row:
@@ -195,15 +185,8 @@ def _emulated(model: str, layout: Layout) -> "Workload":
 
 
 def _timed(row: Row, labels: Iterable[str]) -> dict[str, float]:
-    """Seconds a step of these plans, over both rounds, as if the default had taken the same in all rounds.
-
-    The first rows were timed without the default beside each plan.
-    """
-    if "beside" not in row:
-        return {label: statistics.mean(row["once"][label]) for label in labels}
-    usual = statistics.median(statistics.mean(each) for each in row["beside"].values())
-    relative = _relative(row["once"], row["beside"])
-    return {label: usual * relative[label] for label in labels}
+    """Seconds a step of these plans, over both rounds."""
+    return {label: statistics.mean(row["once"][label]) for label in labels}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

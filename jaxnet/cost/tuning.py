@@ -6,7 +6,7 @@
    each way to run a step. From them the prediction learns what it cannot measure (`jaxnet.cost.prediction.calibrated`).
 3. Every candidate's step is predicted, and the best that were not timed yet are.
 4. The fastest and the default are timed again, in interleaved rounds. It wins if it is faster by at least 2 %, and in
-   all rounds but one: else the default stays.
+   every round: else the default stays.
 """
 
 import statistics
@@ -41,7 +41,7 @@ _PROBES = (
     *("priority:1MiB", "priority:4MiB"),
 )
 _PROMISING = 2
-_FIRST, _LAST = (2, 1), (4, 1)  # rounds, and steps in each
+_FIRST, _LAST = (2, 1), (3, 1)  # rounds, and steps in each
 _WORTH = 0.98
 BY_XLA = "xla"
 
@@ -243,11 +243,11 @@ def is_gain(times: Sequence[float], default: Sequence[float]) -> bool:
         times: seconds a step of the plan in each round.
         default: those of the default in the same rounds.
 
-    >>> is_gain([4.0, 4.0, 4.0, 6.0], [5.0] * 4), is_gain([4.0, 4.0, 6.0, 6.0], [5.0] * 4), is_gain([4.95], [5.0])
+    >>> is_gain([4.0, 4.0, 4.5], [5.0] * 3), is_gain([4.0, 4.0, 6.0], [5.0] * 3), is_gain([4.95], [5.0])
     (True, False, False)
     """
-    lost = sum(own >= other for own, other in zip(times, default, strict=True))
-    return lost <= 1 and statistics.median(times) <= _WORTH * statistics.median(default)
+    won = all(own < other for own, other in zip(times, default, strict=True))
+    return won and statistics.median(times) <= _WORTH * statistics.median(default)
 
 
 def _why(best: str, default: str, seconds: Mapping[str, float]) -> str:
