@@ -46,6 +46,10 @@ class Parser(argparse.ArgumentParser):
                 help=about if kind == "png" else "the same as SVG",
             )  # fmt: skip
 
+    def add_picture(self, name: str, about: str) -> None:
+        """Add `--NAME FILE` of one more picture, whose form the name of the file tells."""
+        self.add_argument(f"--{name}", type=_picture(".png", ".svg"), metavar="FILE", help=about)
+
     def add_version(self) -> None:
         """Add `--version`."""
         self.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -198,7 +202,7 @@ def given_path(text: str) -> Path:
     return Path(text)
 
 
-def _picture(suffix: str) -> Callable[[str], Path]:
+def _picture(*suffixes: str) -> Callable[[str], Path]:
     """Where a picture is to be written, for `type=`: a name that ends so, in a directory that is there.
 
     Whether it can be drawn is found here, before anything is measured.
@@ -206,8 +210,8 @@ def _picture(suffix: str) -> Callable[[str], Path]:
 
     def parsed(text: str) -> Path:
         path = given_path(text)
-        if path.suffix != suffix:
-            raise argparse.ArgumentTypeError(f"{text!r} must end in {suffix}")
+        if path.suffix not in suffixes:
+            raise argparse.ArgumentTypeError(f"{text!r} must end in {' or '.join(suffixes)}")
         if not path.parent.is_dir():
             raise argparse.ArgumentTypeError(f"there is no directory {path.parent} for {text!r}")
         require_matplotlib()

@@ -12,8 +12,10 @@ from jaxnet.command_line import Commands
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from jaxnet.cost.fit import Line
-    from jaxnet.cost.prediction import PredictedStep
+    from jaxnet.cost.prediction import PredictedStep, Way
     from jaxnet.cost.tuning import Tuned
     from jaxnet.report import Timeline
 
@@ -22,7 +24,8 @@ Find the plan that is fastest for a model on these hosts. Computation and links 
 candidate is predicted from them, and the most promising are timed against each other, against the default and against
 XLA's own plan. All candidates give the same gradients: strategies that sum message by message in full precision, with
 several sizes of buckets, as one program or in pieces. It prints the settings with which to train. With --png or --svg
-it draws the step of the plan that it found, as predicted, in the form in which `jaxnet timeline` draws a traced one.
+it draws the step of the plan that it found, as predicted, in the form in which `jaxnet timeline` draws a traced one;
+with --residuals how far off lines and predictions are.
 
 With --profile what was measured is kept in a file, and not measured again where the model, the mesh, the processor and
 the version of JAX are the same. From it --slower says what steps would take on a slower network, and times nothing."""
@@ -50,6 +53,7 @@ def add_tune(commands: Commands) -> None:
         "--slower", type=_times, metavar="N", help="only predict, if a byte took N times as long between hosts"
     )
     parser.add_pictures("also draw the step of the plan, as predicted")
+    parser.add_picture("residuals", "also draw how far lines are from messages, and predictions from steps; PNG or SVG")
     parser.add_overrides()
 
 
@@ -81,6 +85,8 @@ def run_tune(args: argparse.Namespace) -> int:
         title = f"{found.best} on {workload.name}, predicted"
         step = predicted_step(found.parts, plan_of(found.best, workload), workload)
         write_figure(draw(timeline_of(step, title, workload.mesh.shape)), args.pictures)
+    if args.residuals and is_first():
+        write_figure(residuals_of(found, f"{workload.name}: what the model of a step misses"), [args.residuals])
     print_once(json.dumps(_as_json(found), indent=2) if args.json else "\n".join(_lines(found, everything=args.all)))
     # Only now: what was found is printed, whatever becomes of the file.
     if args.profile and not args.slower and found.parts is not kept:
@@ -110,6 +116,26 @@ def timeline_of(step: "PredictedStep", title: str, axis_sizes: Mapping[str, int]
             )
         )
     return Timeline(title, 0, (), (DeviceStep(0, 0, compute, tuple(sorted(sent, key=lambda each: each.span))),))
+
+
+def residuals_of(found: "Tuned", title: str) -> "Figure":
+    """The picture of what was measured beside what was fitted and predicted."""
+    from jaxnet.report import Pair, draw_residuals
+
+    messages = {
+        _way(way): {
+            bytes_: Pair(curve.line.latency + curve.line.per_byte * bytes_, median)
+            for bytes_, median in curve.medians.items()
+        }
+        for way, curve in found.parts.curves.items()
+    }
+    steps = {row.label: Pair(row.predicted, row.measured, row.learned) for row in found.rows if row.measured}
+    return draw_residuals(title, messages, steps)
+
+
+def _way(way: "Way") -> str:
+    kind, axes = way
+    return f"{kind} over {'+'.join(axes)}"
 
 
 def _kept(path: Path, key: str) -> dict[str, Any] | None:
@@ -158,8 +184,8 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
     )
     for kind, part in parts.unhidden.items():
         yield f"{kind}: {part:.0%} of what should be hidden is not"
-    for (kind, axes), curve in parts.curves.items():
-        yield f"{kind} over {'+'.join(axes)}: {_curve(curve.line)}"
+    for way, curve in parts.curves.items():
+        yield f"{_way(way)}: {_curve(curve.line)}"
     yield f"{'plan':<26} {'predicted ms':>12} {'measured ms':>12} {'off':>6}"
     for row in found.rows:
         if row.measured:

@@ -17,6 +17,7 @@ WRONG = {
     "a key without a config": ("tune batch_size=8", "batch_size=8: give --config FILE too"),
     "slower than nothing": ("tune --slower 4", "--slower: give --profile FILE too"),
     "no number of times": ("tune --profile p.json --slower fast", "'fast' must be a number from 0.001 to 1000"),
+    "a picture of another form": ("tune --model dense --residuals fit.txt", "fit.txt' must end in .png or .svg"),
     "a model beside a config": ("tune --config c.py --model dense", "leave --model out"),
 }
 
@@ -26,15 +27,17 @@ def test_a_mistake_is_one_line(given, words, capsys):
     says(refused(lambda: run(given.split()), capsys), words)
 
 
-def test_the_table_ends_with_the_settings(capsys, monkeypatch):
+def test_the_table_ends_with_the_settings(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "small", Sizes(leaves=((16, 16),) * 4, example=(16,), batch=8))
     with pytest.raises(SystemExit) as ended:
-        run(["tune", "--model", "small", "--mesh", "2x4", "--all"])
+        run(["tune", "--model", "small", "--mesh", "2x4", "--all", "--residuals", str(tmp_path / "fit.png")])
     assert ended.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("computation alone: forward ")
     assert any(line.startswith("xla ") for line in lines)
     assert lines[-1].startswith("train with: strategy=")
+    with Image.open(tmp_path / "fit.png") as drawn:
+        assert drawn.width > 900
 
 
 def test_what_is_measured_is_kept_and_steps_on_a_slower_network_are_predicted(capsys, monkeypatch, tmp_path):
