@@ -159,6 +159,7 @@ def _as_json(found: "Tuned") -> dict[str, Any]:
     from jaxnet.cost.tuning import settings
 
     parts = found.parts
+    compute = ("forward", "gradients", "step", "share", "launch", "packing")
     curves = {f"{kind} {'+'.join(axes)}": curve for (kind, axes), curve in parts.curves.items()}
     return {
         "best": found.best,
@@ -167,7 +168,7 @@ def _as_json(found: "Tuned") -> dict[str, Any]:
         "default": found.default,
         "steps": found.steps,
         "rows": [row._asdict() for row in found.rows],
-        "compute": {name: getattr(parts, name) for name in ("forward", "gradients", "step", "share", "launch")},
+        "compute": {name: getattr(parts, name) for name in compute},
         "unhidden": dict(parts.unhidden),
         "links": {name: {**curve.line._asdict(), "medians": dict(curve.medians)} for name, curve in curves.items()},
     }
@@ -180,7 +181,7 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
     yield (
         f"computation alone: forward {parts.forward * 1e3:.1f} ms, gradients {parts.gradients * 1e3:.1f}, step "
         f"{parts.step * 1e3:.1f}; messages take {parts.share:.0%} of the processor while they travel, "
-        f"and {parts.launch * 1e3:.2f} ms to launch"
+        f"and {parts.launch * 1e3:.2f} ms to launch; packing takes {parts.packing * 2**20 * 1e3:.2f} ms a MiB"
     )
     for kind, part in parts.unhidden.items():
         yield f"{kind}: {part:.0%} of what should be hidden is not"

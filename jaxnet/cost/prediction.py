@@ -8,8 +8,9 @@
 2. Every kind of collective of the plans is timed for several sizes, and fitted (`jaxnet.cost.fit`).
 3. A message leaves when backward has made all that is in it, and goes through the stages of its strategy's plan. Each
    link takes one stage at a time, in the order in which they come to it.
-4. While anything travels, computation gets less of the processor: by what messages were measured to take of it. Where a
-   step is several programs, each message costs computation the launch of one.
+4. While anything travels, computation gets less of the processor: by what messages were measured to take of it. What
+   is not the whole of one gradient is packed and unpacked. Where a step is several programs, each message costs
+   computation the launch of one.
 5. What messages and computation cost each other beyond that cannot be measured by itself. It is learned from a few
    steps that were timed (`calibrated`): which part of what should be hidden is not, one number for steps of one
    program, in pieces and under `priority` each. Where nothing travels beside computation nothing is added.
@@ -33,7 +34,7 @@ from jaxnet.cost.collectives import TRANSFERS, Transfer, make_program, measured_
 from jaxnet.cost.fit import Curve, fitted, rising
 from jaxnet.cost.rounds import gathered, interleave, wait_for_all
 from jaxnet.cost.simulation import overlapped, summing_messages
-from jaxnet.cost.steps import compute_only, partial_gradient
+from jaxnet.cost.steps import compute_only, packing_only, partial_gradient
 from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError
 from jaxnet.parallel.priority import Order, SteadyStep, Timed, by_priority, steady_step
@@ -45,6 +46,7 @@ _SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 25)
 _SMALL, _LARGE = 1 << 16, 1 << 22  # messages whose part of the processor is measured: launched, and on their way
 _TIMES = 5
 _ROUNDS, _STEPS = 3, 2
+_STEP, _PACKING = -1, -2  # beside gradients up to so many leaves
 _TELLING = 0.01  # the part of a step that must be hidden, for it to teach
 _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
 
@@ -60,6 +62,7 @@ class Parts(NamedTuple):
         curves: of each way in which the plans send.
         share: of this host's processor time that messages take while they travel, 0 to 1.
         launch: of the processor, for a program that sends next to nothing.
+        packing: for a byte of a message that is not one whole gradient: copied before it travels, and once more behind.
         unhidden: the part of what a step should hide that it does not, by the kind of its plan; more than 1 where
             messages and computation slow each other down. Of a kind that is not in it, all is hidden.
     """
@@ -71,6 +74,7 @@ class Parts(NamedTuple):
     curves: Mapping[Way, Curve]
     share: float
     launch: float = 0.0
+    packing: float = 0.0
     unhidden: Mapping[str, float] = MappingProxyType({})
 
 
@@ -130,12 +134,14 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
     """
     strategy, unhidden = plan.strategy, parts.unhidden.get(plan.kind, 0.0)
     # 1. When each message may leave, and for how long it takes which links.
-    plans, stages, begins = _messages(parts, strategy, workload)
-    if plan.kind in SEVERAL_PROGRAMS:
-        for number, place in enumerate(sorted(range(len(begins)), key=begins.__getitem__)):
-            begins[place] += (number + 1) * parts.launch
-        launches = len(begins) * parts.launch
-        parts = parts._replace(gradients=parts.gradients + launches, step=parts.step + launches)
+    messages = _messages(parts, strategy, workload)
+    stages, begins = [each.stages for each in messages], [each.begin for each in messages]
+    copies = [parts.packing / 2 * each.packed for each in messages]
+    spent, launch = 0.0, parts.launch if plan.kind in SEVERAL_PROGRAMS else 0.0
+    for place in sorted(range(len(begins)), key=begins.__getitem__):
+        spent += copies[place] + launch
+        begins[place] += spent
+    parts = parts._replace(gradients=parts.gradients + spent, step=parts.step + spent + sum(copies))
     # 2. Messages after all computation: what a step takes that hides nothing.
     update = parts.step - parts.gradients
     apart = update + overlapped(parts.gradients, [parts.gradients] * len(begins), stages).arrived
@@ -143,7 +149,7 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
     if strategy.schedule == "priority":
         steady = _steady(parts, begins, [sum(each for _, each in one) for one in stages])
         ends = steady.seconds + unhidden * max(0.0, apart - steady.seconds)
-        whole = [Sent(place, plans[place][-1], *span) for place, span in steady.travelled]
+        whole = [Sent(place, messages[place].collectives[-1], *span) for place, span in steady.travelled]
         return PredictedStep(ends, apart - ends, steady.computed, tuple(whole))
     found = overlapped(parts.gradients, begins, stages, parts.share)
     updated = max(found.computed, found.arrived)
@@ -152,20 +158,33 @@ def predicted_step(parts: Parts, plan: Plan, workload: Workload) -> PredictedSte
     sent = [
         Sent(place, each, *span)
         for place, spans in enumerate(found.stages)
-        for each, span in zip(plans[place], spans, strict=True)
+        for each, span in zip(messages[place].collectives, spans, strict=True)
     ]
     return PredictedStep(ends, apart - ends, ((0.0, found.computed), (updated, ends)), tuple(sent))
 
 
-def _messages(
-    parts: Parts, strategy: Strategy, workload: Workload
-) -> tuple[list[tuple[Collective, ...]], list[list[tuple[str, float]]], list[float]]:
-    """Of each message its collectives, their links with seconds, and when backward has made all that is in it."""
+class _Message(NamedTuple):
+    """A message of a step.
+
+    Attributes:
+        collectives: by which it travels.
+        stages: their links, and for how many seconds each.
+        begin: when backward has made all that is in it.
+        packed: bytes that are copied to make it.
+    """
+
+    collectives: tuple[Collective, ...]
+    stages: list[tuple[str, float]]
+    begin: float
+    packed: int
+
+
+def _messages(parts: Parts, strategy: Strategy, workload: Workload) -> list[_Message]:
     reducer = summing_messages(strategy.reducer or BY_XLA, f"strategy={strategy.label} is not predicted")
     if workload.mesh.size == 1:
         raise InputError(f"strategy={strategy.label} is not predicted: one device sends nothing; take several")
-    order, sizes = workload.order, workload.mesh.shape
-    messages = messages_of(reducer, workload.shapes, sizes, order)
+    order, shapes, sizes = workload.order, workload.shapes, workload.mesh.shape
+    messages = messages_of(reducer, shapes, sizes, order)
 
     def seconds(each: Collective, bytes_: int) -> float:
         if (curve := parts.curves.get((each.kind, each.axes))) is None:
@@ -173,14 +192,17 @@ def _messages(
         return curve.seconds(bytes_)
 
     plans = [travelling(sent, sizes) for sent in messages.collectives(sizes)]
-    if strategy.kind == "xla":  # it merges its messages, and sends when backward has ended
+    if strategy.kind == "xla":  # it merges its messages, copies nothing, and sends when backward has ended
         merged = replace(plans[0][0], elements=sum(each.elements for [each] in plans))
-        return [(merged,)], [[("link", seconds(merged, workload.gradient_bytes))]], [parts.gradients]
-    stages = [[("+".join(each.axes), seconds(each, each.bytes)) for each in sent] for sent in plans]
-    if strategy.schedule == "after":
-        return plans, stages, [parts.gradients] * len(plans)
-    buckets = messages.buckets.buckets
-    return plans, stages, [max(parts.ready[order[piece.leaf]] for piece in each.pieces) for each in buckets]
+        return [_Message((merged,), [("link", seconds(merged, workload.gradient_bytes))], parts.gradients, 0)]
+    found = []
+    for sent, bucket in zip(plans, messages.buckets.buckets, strict=True):
+        leaves = [order[piece.leaf] for piece in bucket.pieces]
+        whole = len(leaves) == 1 and bucket.spec.size == shapes[leaves[0]].size
+        begin = parts.gradients if strategy.schedule == "after" else max(parts.ready[leaf] for leaf in leaves)
+        packed = 0 if whole else bucket.spec.size * bucket.spec.dtype.itemsize
+        found.append(_Message(sent, [("+".join(each.axes), seconds(each, each.bytes)) for each in sent], begin, packed))
+    return found
 
 
 def _steady(parts: Parts, begins: Sequence[float], seconds: Sequence[float]) -> SteadyStep:
@@ -270,14 +292,16 @@ def measured_parts(workload: Workload, ways: Iterable[Way]) -> Parts:
     sizes = [workload.shapes[leaf].size * workload.shapes[leaf].dtype.itemsize for leaf in order]
     cuts = _cuts(sizes)
     tasks = {0: partial_gradient(workload, ())} | {end: partial_gradient(workload, order[:end]) for end in cuts}
-    times = interleave({**tasks, -1: compute_only(workload)}, _ROUNDS, _STEPS)
-    forward, *moments, step = rising([float(np.median(times[key])) for key in [*tasks, -1]])
+    others = {_STEP: compute_only(workload), _PACKING: packing_only(workload)}
+    times = interleave({**tasks, **others}, _ROUNDS, _STEPS)
+    forward, *moments, step = rising([float(np.median(times[key])) for key in [*tasks, _STEP]])
     known = dict(zip(order, _between(sizes, cuts, [forward, *moments]), strict=True))
     ready = tuple(known[leaf] for leaf in range(len(order)))
     curves = {way: _curve(mesh, way, workload.gradient_bytes) for way in sorted(ways)}
     share = min(0.9, _processor_part(mesh, min(workload.gradient_bytes, _LARGE))[0])
     launch = _processor_part(mesh, _SMALL)[1]
-    return Parts(forward, ready, moments[-1], step, curves, share, launch)
+    packing = float(np.median(times[_PACKING])) / workload.gradient_bytes
+    return Parts(forward, ready, moments[-1], step, curves, share, launch, packing)
 
 
 def _cuts(sizes: Sequence[int]) -> list[int]:

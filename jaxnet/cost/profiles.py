@@ -24,7 +24,7 @@ from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError, error_text
 from jaxnet.files import read_object, record_of, replace
 
-_FORM = "form 3"  # of an entry; one of another form is not used, and stays in the file
+_FORM = "form 4"  # of an entry; one of another form is not used, and stays in the file
 
 
 class _Way(NamedTuple):
@@ -46,6 +46,7 @@ class _Kept(NamedTuple):
     curves: Sequence[_Way]
     share: float
     launch: float
+    packing: float
     unhidden: dict[str, float]
 
 

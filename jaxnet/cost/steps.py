@@ -158,6 +158,16 @@ def communication_only(workload: Workload, strategy: Strategy) -> TimedProgram:
     return _reduced(workload, in_order(workload.order, reducer))
 
 
+def packing_only(workload: Workload) -> TimedProgram:
+    """Packing and unpacking alone: all gradients become one message, which goes nowhere, and gradients again."""
+
+    def untouched(message: jax.Array) -> jax.Array:
+        return lax.optimization_barrier(same_along(message, AXES))  # without it XLA leaves both out
+
+    still = stateless(untouched, lambda shapes, axis_sizes: Plan(()))
+    return _reduced(workload, in_order(workload.order, bucketed(still, bucket_bytes=None)))
+
+
 def partial_gradient(workload: Workload, leaves: Sequence[int]) -> TimedProgram:
     """Forward and as much of backward as the gradients of `leaves` need; forward alone if there are none."""
     mesh = workload.mesh

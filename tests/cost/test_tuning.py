@@ -108,6 +108,20 @@ def test_steps_by_hand(workload):
     assert predicted_step(nothing, plan("ddp:512KiB"), workload).seconds == pytest.approx(9.5)
 
 
+def test_what_is_packed_is_copied_before_it_travels_and_behind(workload):
+    """Half a second for a MB before, and half behind: 2.097 s for all, none for a message that is one gradient."""
+    parts = parts_of(workload)._replace(packing=1e-6)
+    seconds = {label: predicted_step(parts, plan(label), workload).seconds for label in ("flat", "ddp:512KiB")}
+    assert seconds["flat"] == pytest.approx(9.0 + 1.048576 + 2.097152 + 1.048576 + 0.5)
+    assert seconds["ddp:512KiB"] == pytest.approx(9.0 + 1.048576 + 0.524288 + 1.048576 + 0.5)
+    bare = parts_of(workload)
+    for label in ("per_leaf", "xla", "ddp:256KiB+pieces"):
+        assert predicted_step(parts, plan(label), workload) == predicted_step(bare, plan(label), workload)
+    # Halves of gradients: the last one is packed while the one before is scattered; then both are gathered.
+    halves = predicted_step(parts, plan("hierarchical:128KiB"), workload).seconds
+    assert halves == pytest.approx(9.0 + 15 * 0.065536 + 4 * 0.131072 + 1.048576 + 0.5)
+
+
 @pytest.mark.parametrize("label", ["per_leaf", "ddp:512KiB", "hierarchical:1MiB", "blueconnect:1MiB", "flat"])
 def test_slower_links_never_help(workload, label):
     def seconds(**changes):
