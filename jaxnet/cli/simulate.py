@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxnet.cost.machines import Machine
     from jaxnet.cost.papers import Compared, Paper, Reduction
     from jaxnet.cost.simulation import Simulated, Work
+    from jaxnet.report import Scaling
 
 _Rows: TypeAlias = "Mapping[str, Sequence[Mapping[str, float]]]"
 
@@ -77,7 +78,12 @@ def add_simulate(commands: Commands) -> None:
         "--save-seconds", type=_number, metavar="S", help="training waits so long for a save; default 10"
     )
     parser.add_argument("--restart-seconds", type=_number, metavar="S", help="of a restart; default 120")
-    parser.add_argument("--paper", metavar="NAME", help="a published table; 'all': how far off each is")
+    parser.add_argument(
+        "--paper",
+        action="append",
+        metavar="NAME",
+        help="a published table, any number of times; 'all': how far off each is",
+    )
     parser.add_pictures("also draw efficiency against devices")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_overrides()
@@ -91,7 +97,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         import jax
 
         jax.config.update("jax_platforms", "cpu")  # shapes need no accelerator
-        return _show_reduction(args) if args.paper == REDUCTION else _show_papers(args)
+        return _show_reduction(args) if args.paper == [REDUCTION] else _show_papers(args)
     return _show_machine(args)
 
 
@@ -202,7 +208,7 @@ _EQUAL = 1e-3  # a step that is longer by this part is as fast
 
 def _draw(paths: Sequence[Path], title: str, rows: _Rows, best: dict[tuple[int, int], str] | None) -> None:
     from jaxnet.figures import write_figure
-    from jaxnet.report import draw_scaling
+    from jaxnet.report import Scaling, draw_scaling
 
     def curve(label: str, name: str) -> list[tuple[int, float]]:
         return [(int(row["devices"]), row[name]) for row in rows[label]]
@@ -210,7 +216,7 @@ def _draw(paths: Sequence[Path], title: str, rows: _Rows, best: dict[tuple[int, 
     first = next(iter(rows))
     curves = {label: curve(label, "efficiency") for label in rows}
     unhidden = curve(first, "unhidden") if len(rows) == 1 else ()
-    write_figure(draw_scaling(title, curves, curve(first, "limit"), unhidden=unhidden, best=best), paths)
+    write_figure(draw_scaling(Scaling(title, curves, curve(first, "limit"), unhidden), best), paths)
 
 
 def _zoo_work(args: argparse.Namespace) -> "tuple[Work, dict[str, Strategy], str]":
@@ -315,25 +321,29 @@ def _show_papers(args: argparse.Namespace) -> int:
 
     from jaxnet.cost.papers import PAPERS, compared
 
-    if args.paper != "all" and args.paper not in PAPERS:
-        names = [*PAPERS, REDUCTION]
-        near = difflib.get_close_matches(args.paper, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-        raise InputError(f"--paper {args.paper}: there is no such table; {hint}")
-    papers = list(PAPERS.values()) if args.paper == "all" else [PAPERS[args.paper]]
-    if args.pictures and len(papers) != 1:
-        raise InputError("--png, --svg: give one table, --paper NAME; a picture holds one")
+    for name in args.paper:
+        if name == REDUCTION:
+            raise InputError(f"--paper {REDUCTION}: it has sizes of messages and no devices; ask for it alone")
+        if name != "all" and name not in PAPERS:
+            names = [*PAPERS, REDUCTION]
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise InputError(f"--paper {name}: there is no such table; {hint}")
+    everything = "all" in args.paper
+    papers = list(PAPERS.values()) if everything else [PAPERS[name] for name in dict.fromkeys(args.paper)]
     rows = {}
     for number, paper in enumerate(papers, 1):
         say_progress(f"{paper.name}: {number} of {len(papers)}")
         rows[paper.name] = compared(paper)
     end_progress()
     if args.pictures:
-        _draw_paper(args.pictures, papers[0], rows[papers[0].name])
+        _draw_papers(args.pictures, papers, rows)
     if args.json:
         print(json.dumps([_as_json(paper, rows[paper.name]) for paper in papers], indent=2))
+    elif everything:
+        print("\n".join(all_lines(papers, rows)))
     else:
-        print("\n".join(all_lines(papers, rows) if args.paper == "all" else _paper_lines(papers[0], rows[args.paper])))
+        print("\n\n".join("\n".join(_paper_lines(paper, rows[paper.name])) for paper in papers))
     return 0
 
 
@@ -364,11 +374,22 @@ def reduction_lines(title: str, rows: "Sequence[Reduction]") -> Iterator[str]:
         yield f"{row.bytes:>11,} {ms[0]:>14.2f} {ms[1]:>12.2f} {ms[2]:>11.2f} {times:>14}"
 
 
-def _draw_paper(paths: Sequence[Path], paper: "Paper", rows: "Sequence[Compared]") -> None:
-    """The published rows of a table beside what is simulated."""
-    from jaxnet.cost.papers import work_of
+def _draw_papers(paths: Sequence[Path], papers: "Sequence[Paper]", rows: "Mapping[str, Sequence[Compared]]") -> None:
+    """The published rows of tables beside what is simulated."""
     from jaxnet.figures import write_figure
-    from jaxnet.report import draw_scaling
+    from jaxnet.report import draw_scaling, draw_scalings
+
+    if len(papers) == 1:
+        [paper] = papers
+        one = _paper_scaling(paper, f"{paper.title}\n{paper.source}", rows[paper.name])
+        write_figure(draw_scaling(one), paths)
+    else:
+        write_figure(draw_scalings([_paper_scaling(paper, paper.name, rows[paper.name]) for paper in papers]), paths)
+
+
+def _paper_scaling(paper: "Paper", title: str, rows: "Sequence[Compared]") -> "Scaling":
+    from jaxnet.cost.papers import work_of
+    from jaxnet.report import Scaling
 
     machine, strategy, work = work_of(paper)
     hosts, devices = machine.hosts(max(count for count, _ in paper.rows))
@@ -379,8 +400,7 @@ def _draw_paper(paths: Sequence[Path], paper: "Paper", rows: "Sequence[Compared]
     unhidden = [(each.devices, each.unhidden / base.unhidden) for each in shown]
     limit = [(each.devices, each.limit / base.efficiency) for each in shown]
     published = [(row.devices, row.published) for row in rows]
-    title, curves = f"{paper.title}\n{paper.source}", {paper.strategy: simulated}
-    write_figure(draw_scaling(title, curves, limit, unhidden=unhidden, published=published), paths)
+    return Scaling(title, {paper.strategy: simulated}, limit, unhidden, published)
 
 
 def _as_json(paper: "Paper", rows: "list[Compared]") -> dict[str, Any]:

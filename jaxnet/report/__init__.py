@@ -7,8 +7,8 @@ The timeline of one step, from the traces of the JAX profiler:
 - `timeline_text`, `timeline_json`, `draw`: the same as text, JSON values or a picture.
 - `union`, `timed_collective`: to make one of times that were not traced.
 
-How a run grows with its devices: `draw_scaling`. What a step sends: `draw_plan`. What predictions miss:
-`draw_residuals`. `jaxnet.figures.write_figure` makes a file of a picture.
+How a run grows with its devices: `draw_scaling`, and several beside each other: `draw_scalings`. What a step sends:
+`draw_plan`. What predictions miss: `draw_residuals`. `jaxnet.figures.write_figure` makes a file of a picture.
 
 Where the time of a run went, over all its attempts: `jaxnet.report.goodput`. A page about runs: `run_files` reads what
 they wrote, `page` makes the HTML, with the charts of `curves`, and `served` shows it.
@@ -19,7 +19,7 @@ programs), `steps` (which events are a step), `timeline`, `show`.
 
 from jaxnet.report.plans import draw_plan, draw_sent
 from jaxnet.report.residuals import Pair, draw_residuals
-from jaxnet.report.scaling import draw_scaling
+from jaxnet.report.scaling import Scaling, draw_scaling, draw_scalings
 from jaxnet.report.show import draw, timeline_json, timeline_text
 from jaxnet.report.timeline import (
     DeviceStep,
@@ -37,6 +37,7 @@ __all__ = [
     "DeviceStep",
     "Event",
     "Pair",
+    "Scaling",
     "Span",
     "TimedCollective",
     "Timeline",
@@ -45,6 +46,7 @@ __all__ = [
     "draw_plan",
     "draw_residuals",
     "draw_scaling",
+    "draw_scalings",
     "draw_sent",
     "hidden_seconds",
     "read_traces",

@@ -1,7 +1,7 @@
 """Pictures of how a run grows: efficiency against devices, and which strategy is best where."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jaxnet.figures import COLOURS, curve_style, new_figure
 
@@ -11,24 +11,32 @@ if TYPE_CHECKING:
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (devices, efficiency)
 
+_PANELS = 3  # beside each other
 
-def draw_scaling(
-    title: str,
-    curves: Mapping[str, Points],
-    limit: Points,
-    *,
-    unhidden: Points = (),
-    published: Points = (),
-    best: Mapping[tuple[int, int], str] | None = None,
-) -> "Figure":
+
+class Scaling(NamedTuple):
     """Efficiency against the number of devices.
 
-    Args:
+    Attributes:
         title: what is simulated.
         curves: by strategy.
         limit: what no strategy exceeds that sends the gradients as they are.
         unhidden: what the first curve would be if nothing travelled before the end of backward; between is shaded.
-        published: measured by others, as dots.
+        published: measured by others, as stars.
+    """
+
+    title: str
+    curves: Mapping[str, Points]
+    limit: Points
+    unhidden: Points = ()
+    published: Points = ()
+
+
+def draw_scaling(scaling: Scaling, best: Mapping[tuple[int, int], str] | None = None) -> "Figure":
+    """One of them.
+
+    Args:
+        scaling: what is drawn.
         best: the best strategy for (devices, examples of a device), as a map beside the curves.
 
     Raises:
@@ -36,28 +44,48 @@ def draw_scaling(
     """
     figure = new_figure(11 if best else 7, 4.2)
     curve_axis, *map_axis = figure.subplots(1, 2 if best else 1, squeeze=False)[0]
-    curve_axis.set_title(title, loc="left", fontsize=9)
-    curve_axis.plot(*zip(*limit, strict=True), color="0.6", linestyle="--", label="at most")
-    for index, (label, points) in enumerate(curves.items()):
-        style = curve_style(index)
-        curve_axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
-        _mark_where_it_shows(curve_axis, points, style["color"])
-    if unhidden:
-        devices, lowest = zip(*unhidden, strict=True)
-        highest = [efficiency for _, efficiency in next(iter(curves.values()))]
-        band = {"color": COLOURS[0], "alpha": 0.15, "linewidth": 0}
-        curve_axis.fill_between(devices, lowest, highest, label="down to: nothing hidden", **band)
-    if published:
-        curve_axis.plot(*zip(*published, strict=True), "k*", markersize=9, label="published")
-    curve_axis.set_xscale("log", base=2)
-    curve_axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    curve_axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    curve_axis.set(xlabel="devices", ylabel="efficiency", ylim=(0, 1.05))
-    curve_axis.spines[["right", "top"]].set_visible(False)
-    curve_axis.legend(frameon=False, fontsize=8, loc="lower left")
+    _draw_curves(curve_axis, scaling)
     if best:
-        _draw_map(map_axis[0], best, list(curves))
+        _draw_map(map_axis[0], best, list(scaling.curves))
     return figure
+
+
+def draw_scalings(scalings: Sequence[Scaling]) -> "Figure":
+    """Several, three beside each other.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
+    rows = -(-len(scalings) // _PANELS)
+    figure = new_figure(4.5 * _PANELS, 3.2 * rows)
+    axes = list(figure.subplots(rows, _PANELS, squeeze=False).flat)
+    for axis, scaling in zip(axes, scalings, strict=False):
+        _draw_curves(axis, scaling)
+    for axis in axes[len(scalings) :]:
+        axis.set_visible(False)
+    return figure
+
+
+def _draw_curves(axis: "Axes", scaling: Scaling) -> None:
+    axis.set_title(scaling.title, loc="left", fontsize=9)
+    axis.plot(*zip(*scaling.limit, strict=True), color="0.6", linestyle="--", label="at most")
+    for index, (label, points) in enumerate(scaling.curves.items()):
+        style = curve_style(index)
+        axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
+        _mark_where_it_shows(axis, points, style["color"])
+    if scaling.unhidden:
+        devices, lowest = zip(*scaling.unhidden, strict=True)
+        highest = [efficiency for _, efficiency in next(iter(scaling.curves.values()))]
+        band = {"color": COLOURS[0], "alpha": 0.15, "linewidth": 0}
+        axis.fill_between(devices, lowest, highest, label="down to: nothing hidden", **band)
+    if scaling.published:
+        axis.plot(*zip(*scaling.published, strict=True), "k*", markersize=9, label="published")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axis.set(xlabel="devices", ylabel="efficiency", ylim=(0, 1.05))
+    axis.spines[["right", "top"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="lower left")
 
 
 def _mark_where_it_shows(axis: "Axes", points: Points, colour: str) -> None:

@@ -93,6 +93,15 @@ def test_a_paper_is_drawn_beside_what_was_measured(capsys, tmp_path):
     assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_several_papers_are_drawn_beside_each_other(capsys, tmp_path):
+    named = ("goyal_256", "caffe2_57x", "ddl_256", "goyal_256", "mxnet_16_fp32")
+    given = [part for name in named for part in ("--paper", name)]
+    lines = printed(capsys, "simulate", *given, "--svg", f"{tmp_path}/papers.svg").splitlines()
+    assert sum(line.startswith("machine ") for line in lines) == 4  # each once
+    drawn = (tmp_path / "papers.svg").read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in named)
+
+
 def test_a_paper_stands_beside_the_simulation(capsys):
     lines = printed(capsys, "simulate", "--paper", "tf_dgx1_alexnet_b512").splitlines()
     assert lines[0].startswith("TensorFlow, DGX-1, alexnet, batch 512 (tensorflow/docs")
@@ -110,7 +119,7 @@ def test_a_paper_stands_beside_the_simulation(capsys):
         ([*GIVEN[1:], "strategy=ddp"], "strategy=ddp: give --config FILE too"),
         ([*CONFIG[1:], "batch_size=31"], "32 devices cannot share it"),
         ([*CONFIG[1:3], "--on", "v100-edr:4x8"], "no compiler here knows a v100-edr; give --rate R"),
-        (["--paper", "all", "--png", "all.png"], "a picture holds one"),
+        (["--paper", "goyal_256", "--paper", "s_caffe_reduction"], "s_caffe_reduction: it has sizes of messages"),
         (["--paper", "all", "--rate", "3"], "leave --rate out"),
         (["--paper", "caffe2_57"], "did you mean 'caffe2_57x'?"),
         ([*GIVEN[1:], "--rate", "0"], "must be a number above 0"),
