@@ -58,9 +58,9 @@ def draw_residuals(title: str, messages: Mapping[str, Mapping[int, Pair]], steps
     by_plan.invert_yaxis()
     by_plan.tick_params(axis="y", labelsize=7)
     by_plan.set(xlabel="prediction, over the step as timed; pale: learned from it")
-    percent = "{x:+.1%}"
-    by_bytes.yaxis.set_major_formatter(percent)
-    by_plan.xaxis.set_major_formatter(percent)
+    by_bytes.yaxis.set_major_formatter("{x:+.2%}")
+    by_plan.xaxis.set_major_formatter("{x:+.1%}")
+    by_plan.locator_params(axis="x", nbins=5)
     by_bytes.axhline(0, color="0.6", linewidth=1)
     by_plan.axvline(0, color="0.6", linewidth=1)
     for axis in (by_bytes, by_plan):
