@@ -71,13 +71,15 @@ def _draw_curves(axis: "Axes", scaling: Scaling) -> None:
     axis.plot(*zip(*scaling.limit, strict=True), color="0.6", linestyle="--", label="at most")
     for index, (label, points) in enumerate(scaling.curves.items()):
         style = curve_style(index)
-        axis.plot(*zip(*points, strict=True), label=label, markersize=4, **style)
-        _mark_where_it_shows(axis, points, style["color"])
+        colour = style["color"]
+        axis.plot(*zip(*points, strict=True), label=label, markersize=4, color=colour, marker=style["marker"])
+        _mark_where_it_shows(axis, points, colour)
     if scaling.unhidden:
         devices, lowest = zip(*scaling.unhidden, strict=True)
         highest = [efficiency for _, efficiency in next(iter(scaling.curves.values()))]
-        band = {"color": COLOURS[0], "alpha": 0.15, "linewidth": 0}
-        axis.fill_between(devices, lowest, highest, label="down to: nothing hidden", **band)
+        axis.fill_between(
+            devices, lowest, highest, label="down to: nothing hidden", color=COLOURS[0], alpha=0.15, linewidth=0
+        )
     if scaling.published:
         axis.plot(*zip(*scaling.published, strict=True), "k*", markersize=9, label="published")
     axis.set_xscale("log", base=2)
