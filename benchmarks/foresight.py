@@ -16,7 +16,7 @@ the file are not measured again. In one job:
 The table predicts all plans from the parts: there, and on slower links, of which nothing but the rate is known. So
 another model of a step can be judged by the same measurements.
 
-A cell of two hosts of a core takes 7 to 12 minutes at 1 Gbit/s and 19 to 24 at 250 Mbit/s. Compiled programs are kept
+A cell of two hosts of a core takes 7 to 12 minutes at 1 Gbit/s and 19 to 28 at 250 Mbit/s. Compiled programs are kept
 in runs/compile_cache, for the next link too. Run nothing beside it.
 """
 

@@ -123,10 +123,7 @@ def residuals_of(found: "Tuned", title: str) -> "Figure":
     from jaxnet.report import Pair, draw_residuals
 
     messages = {
-        _way(way): {
-            bytes_: Pair(curve.line.latency + curve.line.per_byte * bytes_, median)
-            for bytes_, median in curve.medians.items()
-        }
+        _way(way): {bytes_: Pair(curve.line.seconds(bytes_), median) for bytes_, median in curve.medians.items()}
         for way, curve in found.parts.curves.items()
     }
     steps = {row.label: Pair(row.predicted, row.measured, row.learned) for row in found.rows if row.measured}

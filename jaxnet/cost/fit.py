@@ -38,6 +38,10 @@ class Line(NamedTuple):
         """Whether all medians are near the line."""
         return self.worst <= _FITS
 
+    def seconds(self, bytes_: float) -> float:
+        """Of a message of so many bytes, on the line."""
+        return self.latency + self.per_byte * bytes_
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -59,7 +63,7 @@ class Curve:
         (False, 4.5)
         """
         if self.line.fits:
-            return self.line.latency + self.line.per_byte * bytes_
+            return self.line.seconds(bytes_)
         sizes, medians = list(self.medians), list(self.medians.values())
         beyond = max(0.0, bytes_ - sizes[-1])
         return float(np.interp(bytes_, sizes, medians)) + self.line.per_byte * beyond
