@@ -1,5 +1,6 @@
 """Start a process of a run: find its place, check it, and only then let JAX or MPI join the processes."""
 
+import ctypes
 import os
 import sys
 import time
@@ -91,11 +92,11 @@ def start_by_mpi(world: Callable[[], Any]) -> Cluster:
                     f"{name}={os.environ[name]} is for processes that JAX joins, and with transport=mpi mpirun joins"
                     " them: unset it, or leave transport=xla"
                 )
+        share_one_core()
         try:
             control = mpi.join(world())
         except (ImportError, RuntimeError) as error:
             raise InputError(f"transport=mpi: {error}") from None
-        spare_thread()
         leave_on_uncaught_errors()
         _started = Cluster(control.index, control.count, "mpi", mpi=control)
     return _started
@@ -119,11 +120,11 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
     if tls:
         check_credentials(tls, place.coordinator.host if place.coordinator and place.process_index == 0 else None)
     # 2. Meet the others, then let JAX join all.
+    share_one_core()
     address = _meet(place, timeout_seconds)
     _initialize(place, timeout_seconds, options)
     # 3. Set up collectives and exit, before any device is made.
     make_gloo(hostname=None if place.interface else address, interface=place.interface)
-    spare_thread()
     leave_on_uncaught_errors()
     return Cluster(
         process_index=jax.process_index() if place.process_index is None else place.process_index,
@@ -271,20 +272,29 @@ def _patient_threads() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-# ---- A thread to compute -------------------------------------------------------------------------------
+# ---- Where a process has one core ----------------------------------------------------------------------
 
 _THREADS = ("PJRT_NPROC", "NPROC")  # XLA obeys either; the second is an older name
+_ARENA_MAX, _ARENAS = -8, 1024  # as glibc's malloc.h numbers it; more than there are threads
 
 
-def spare_thread() -> None:
-    """Let XLA:CPU compute while a collective is under way. Call it before any device is used.
+def share_one_core() -> None:
+    """Prepare a process that has one core. Call it before any device is used, and before threads are made.
 
-    XLA:CPU starts as many threads as the process has cores, and a Gloo collective holds one of them until all hosts
-    have answered. A process with one core would have no thread left, and nothing would overlap.
+    - XLA:CPU starts as many threads as the process has cores, and a Gloo collective holds one of them until all hosts
+      have answered. None would be left, and nothing would overlap: so it starts one more.
+    - glibc has 8 arenas of memory a core, each with a lock. A thread that gives way (`jaxnet.comm.compute_device`) can
+      lose the core while it holds one. If a thread that sends needs the same one, it waits with the lock of its
+      connection, for which Gloo's thread turns in a circle, and leaves who gives way a few thousandths of the core:
+      such steps took 1 to 2 s instead of 0.3. So each thread has an arena (docs/design/giving_way.md).
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    if cores == 1 and not any(name in os.environ for name in _THREADS):
+    if cores != 1:
+        return
+    if not any(name in os.environ for name in _THREADS):
         os.environ[_THREADS[0]] = "2"
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, _ARENAS)
 
 
 # ---- Leaving -------------------------------------------------------------------------------------------

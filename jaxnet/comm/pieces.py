@@ -250,13 +250,13 @@ class Launch:
                 messages |= sent
         # 2. Sums, in the helper thread, and pieces again and again until the last sum is there.
         sums = self._helper.submit(self._timed_sums, messages, states)
-        alone = beside = 0.0
+        beside = list[tuple[int, float]]()
         while not sums.done():
             for number, seconds, _sent in self._one_by_one(leaves):
                 if sums.done():
                     break
-                alone, beside = alone + of_pieces[number], beside + seconds
-        return of_pieces, sums.result(), max(0.0, 1 - alone / beside) if beside else 0.0
+                beside.append((number, seconds))
+        return of_pieces, sums.result(), part_taken(of_pieces, beside)
 
     def _one_by_one(self, leaves: Sequence[jax.Array]) -> Iterator[tuple[int, float, dict[int, jax.Array]]]:
         """Each piece in the order of launch: its number, its seconds, and its messages by their places."""
@@ -311,6 +311,23 @@ class Launch:
         spread = jax.make_array_from_single_device_arrays(shape, split_by_example(self._mesh), [own])
         total, state = self._sums[place](spread, state)
         return total.addressable_data(0), state
+
+
+def part_taken(alone: Sequence[float], beside: Sequence[tuple[int, float]]) -> float:
+    """The part of the processor's time that something else takes from pieces, by the shortest time of each beside it.
+
+    Args:
+        alone: seconds of each piece.
+        beside: pieces and their seconds beside the other, in any number. One may have been held up.
+
+    >>> part_taken([1.0, 3.0], [(0, 1.5), (1, 6.5), (0, 900.0)])
+    0.5
+    """
+    shortest = dict[int, float]()
+    for number, seconds in beside:
+        shortest[number] = min(seconds, shortest.get(number, seconds))
+    both = sum(shortest.values())
+    return max(0.0, 1 - sum(alone[number] for number in shortest) / both) if both else 0.0
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them

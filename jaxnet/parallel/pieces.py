@@ -82,7 +82,7 @@ class Turns(NamedTuple):
         return tuple(place for place, at in enumerate(self.need) if turn > 0 and at < self.first + turn)
 
 
-_MOST_SHARE = 0.8  # of the processor, by what is measured: a process that was held up just then took all of it
+_MOST_SHARE = 0.8  # of the processor; in the model, a process whose messages take all of it would never compute
 
 
 class CompiledPieces:
