@@ -120,9 +120,9 @@ def measured(rate: str, rounds: int, calls: int) -> dict[Case, list[float]]:
     from jaxnet.operations.supervise import Rank
 
     lab = Lab(2, network.parse_rate(rate), cpus_per_host=1)
-    networks = network.build(lab.hosts, lab.rate)
-    network.name_hosts(lab.hosts)
     cores = share_cores(sorted(os.sched_getaffinity(0)), lab.hosts, lab.cpus_per_host)
+    networks = network.build(cores, lab.rate)
+    network.name_hosts(lab.hosts)
     os.environ["PYTHONPATH"] = str(ROOT)
     worker = ["-m", "benchmarks.small_messages", "--calls", str(calls), "--worker"]
 

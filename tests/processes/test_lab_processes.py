@@ -114,6 +114,18 @@ def test_a_link_is_not_probed(lab):
         assert sorted(job.out) == ["[0] reno", "[1] reno"]
 
 
+def test_packets_of_a_connection_are_taken_by_one_core(lab):
+    """Else one overtakes another, and TCP takes those for lost: it sent 10 to 60 in a thousand again in vain."""
+    text = """
+import subprocess
+show = "mount -t sysfs sysfs /mnt; cat /mnt/class/net/eth0/queues/rx-0/rps_cpus"
+print(int(subprocess.check_output(["unshare", "--mount", "sh", "-c", show]).decode().replace(",", ""), 16))
+"""
+    with lab(text, "--rate", "1gbit", "--cpus-per-host", "1", hosts=1) as job:
+        assert job.finish() == 0, job.err
+        assert int(job.out[0].split()[-1]) == 1 << min(os.sched_getaffinity(0))
+
+
 def test_cores_of_their_own(lab):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

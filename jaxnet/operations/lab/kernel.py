@@ -37,7 +37,7 @@ def keep_mounts_private() -> None:
 
 
 def mount_new(kind: str, where: str) -> None:
-    """Mount a new file system, `tmpfs` or `proc`."""
+    """Mount a new file system, `tmpfs`, `proc` or `sysfs`."""
     _call("mount", kind.encode(), where.encode(), kind.encode(), 0, None)
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,15 +82,16 @@ def check_tools() -> None:
         )
 
 
-def build(hosts: int, rate: int | None) -> list[str]:
-    """Join `hosts` hosts by links of `rate` bits a second; return the path of each host's namespace.
+def build(cores: Sequence[Sequence[int]], rate: int | None) -> list[str]:
+    """Join hosts by links of `rate` bits a second; return the path of each host's namespace.
 
+    `cores` are those of each host; an empty list means all.
     This process ends up in the switch's namespace. The paths are valid as long as it lives.
     """
     switch = _new_network()
     _run("ip", "link", "add", _SWITCH, "type", "bridge")
     _run("ip", "link", "set", _SWITCH, "up")
-    return [_add_host(host, switch, rate) for host in range(hosts)]
+    return [_add_host(host, switch, rate, own) for host, own in enumerate(cores)]
 
 
 def name_hosts(hosts: int) -> None:
@@ -104,7 +106,7 @@ def name_hosts(hosts: int) -> None:
     kernel.unmount("/proc")
 
 
-def _add_host(host: int, switch: int, rate: int | None) -> str:
+def _add_host(host: int, switch: int, rate: int | None, cores: Sequence[int]) -> str:
     port = f"port{host}"
     namespace = _new_network()
     # In the host's namespace: one end of the cable, its address, its shape. The other end goes to the switch.
@@ -114,10 +116,12 @@ def _add_host(host: int, switch: int, rate: int | None) -> str:
     _run("ip", "addr", "add", f"{host_address(host)}/24", "dev", _INTERFACE)
     _run("ip", "link", "set", "lo", "up")
     _start(_INTERFACE, rate)
+    _receive_on(cores, _INTERFACE)
     # Back in the switch's namespace: plug the cable in.
     kernel.join(switch, kernel.NEW_NETWORK)
     _run("ip", "link", "set", port, "master", _SWITCH)
     _start(port, rate)
+    _receive_on(cores, port)
     return _path(namespace)
 
 
@@ -132,6 +136,34 @@ def _start(interface: str, rate: int | None) -> None:
         # size there is still something to send while the timer for the next one is late.
         _run("ip", "link", "set", interface, "gso_max_size", str(min(_MOST_GSO, burst // 2)))
     _run("ip", "link", "set", interface, "up")
+
+
+def _receive_on(cores: Sequence[int], interface: str) -> None:
+    """Have these cores take what comes to an interface; each connection stays on one of them.
+
+    What a veth is sent is taken by the core that sends it, and that changes while a connection lasts: so packets
+    overtake others, TCP takes these for lost, sends them again and holds back what follows.
+    """
+    with suppress(OSError):  # a container may forbid it
+        kernel.mount_new("sysfs", "/proc")  # as `name_hosts` uses that folder
+        try:
+            Path(f"/proc/class/net/{interface}/queues/rx-0/rps_cpus").write_text(
+                bit_mask(cores or sorted(os.sched_getaffinity(0)))
+            )
+        finally:
+            kernel.unmount("/proc")
+
+
+def bit_mask(cores: Sequence[int]) -> str:
+    """These cores as the kernel reads a set of them: 32 to a group, the last ones first.
+
+    >>> bit_mask([0, 1, 4]), bit_mask([1, 33])
+    ('13', '2,00000002')
+    """
+    digits = f"{sum(1 << core for core in cores):x}"
+    groups = -(-len(digits) // 8)
+    padded = digits.zfill(8 * groups)
+    return ",".join(padded[8 * group :][:8] for group in range(groups)).lstrip("0")
 
 
 def _new_network() -> int:

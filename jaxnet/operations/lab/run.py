@@ -84,7 +84,7 @@ def share_cores(cores: Sequence[int], hosts: int, cpus_per_host: int | None) -> 
 
 def _run(command: Sequence[str], lab: Lab, cores: Sequence[Sequence[int]]) -> int:
     with kernel_refusals():
-        networks = network.build(lab.hosts, lab.rate)
+        networks = network.build(cores, lab.rate)
         network.name_hosts(lab.hosts)
     count, token = lab.hosts * lab.processes_per_host, new_token()
     return supervise([rank_on_host(index, command, lab, networks, cores, token) for index in range(count)])
