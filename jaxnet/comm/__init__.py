@@ -51,6 +51,7 @@ from jaxnet.comm.mesh import (
     replicated,
     split_by_example,
 )
+from jaxnet.comm.messages import Messages, messages_of
 from jaxnet.comm.mpi import mpi_all_reduce, mpi_world
 from jaxnet.comm.order import Grouping, backward_order, merged_by_cost, merged_up_to
 from jaxnet.comm.pieces import (
@@ -61,11 +62,9 @@ from jaxnet.comm.pieces import (
     Launch,
     LoweredLaunch,
     Message,
-    Messages,
     local_shards,
     lower_here,
     lower_launch,
-    messages_of,
     replicated_arrays,
 )
 from jaxnet.comm.platforms import (

@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jaxnet.errors import InputError
@@ -98,12 +98,21 @@ def name_hosts(hosts: int) -> None:
     """Make every host's name resolve to its address in this mount namespace, which must be private."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     lines += [f"{host_address(host)} {host_name(host)}" for host in range(hosts)]
-    # The file must exist nowhere on disk. Write it to a file system in memory, mounted for a moment over /proc
-    # (a folder that always exists), bind it over /etc/hosts, and unmount: the bind keeps the file alive.
-    kernel.mount_new("tmpfs", "/proc")
-    Path("/proc/hosts").write_text("\n".join(lines) + "\n")
-    kernel.mount_over("/proc/hosts", "/etc/hosts")
-    kernel.unmount("/proc")
+    # The file must exist nowhere on disk. Write it to a file system in memory, bind it over /etc/hosts, and unmount:
+    # the bind keeps the file alive.
+    with _mounted("tmpfs") as memory:
+        (memory / "hosts").write_text("\n".join(lines) + "\n")
+        kernel.mount_over(str(memory / "hosts"), "/etc/hosts")
+
+
+@contextmanager
+def _mounted(kind: str) -> Iterator[Path]:
+    """The folder of a new file system, mounted for a moment over /proc, a folder that always exists."""
+    kernel.mount_new(kind, "/proc")
+    try:
+        yield Path("/proc")
+    finally:
+        kernel.unmount("/proc")
 
 
 def _add_host(host: int, switch: int, rate: int | None, cores: Sequence[int]) -> str:
@@ -144,17 +153,12 @@ def _receive_on(cores: Sequence[int], interface: str) -> None:
     What a veth is sent is taken by the core that sends it, and that changes while a connection lasts: so packets
     overtake others, TCP takes these for lost, sends them again and holds back what follows.
     """
-    with suppress(OSError):  # a container may forbid it
-        kernel.mount_new("sysfs", "/proc")  # as `name_hosts` uses that folder
-        try:
-            Path(f"/proc/class/net/{interface}/queues/rx-0/rps_cpus").write_text(
-                bit_mask(cores or sorted(os.sched_getaffinity(0)))
-            )
-        finally:
-            kernel.unmount("/proc")
+    with suppress(OSError), _mounted("sysfs") as system:  # a container may forbid it
+        mask = bit_mask(cores or os.sched_getaffinity(0))
+        (system / f"class/net/{interface}/queues/rx-0/rps_cpus").write_text(mask)
 
 
-def bit_mask(cores: Sequence[int]) -> str:
+def bit_mask(cores: Iterable[int]) -> str:
     """These cores as the kernel reads a set of them: 32 to a group, the last ones first.
 
     >>> bit_mask([0, 1, 4]), bit_mask([1, 33])
