@@ -29,7 +29,8 @@ _FOLDERS = ("tensorboard", "profile", "hlo", f"{STEPS}/damaged")  # uploaded, bu
 _LOOK_SECONDS = 2.0  # between two looks for a new checkpoint
 _FILES_SECONDS = 60.0  # between two uploads of the small files, where no checkpoint comes
 _RETRY_SECONDS = 10.0
-_PATIENCE_SECONDS, _TRIES = 120.0, 3  # at the end: it gives up after both, or after twice as long without a byte
+_PATIENCE_SECONDS, _TRIES = 120.0, 3  # at the end: it gives up after both
+_SILENCE_SECONDS = 240.0  # at the end: it also gives up after so long without a byte
 
 
 class Record(NamedTuple):
@@ -97,7 +98,7 @@ class Uploads:
             self._moved()
             self._ending.set()
         self._thread.join(seconds)
-        if self._thread.is_alive() and time.monotonic() - self._moved_at > 2 * _PATIENCE_SECONDS:
+        if self._thread.is_alive() and time.monotonic() - self._moved_at > _SILENCE_SECONDS:
             self._failure = "it does not answer"
             return True
         return not self._thread.is_alive()

@@ -198,6 +198,15 @@ def test_a_thread_that_fails_is_told(bucket, monkeypatch, caplog):
     ]
 
 
+def test_a_store_that_takes_a_file_and_never_answers_is_given_up(bucket, monkeypatch):
+    answers, put = threading.Event(), FakeBuckets.put_file
+    monkeypatch.setattr(uploads, "_SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(FakeBuckets, "put_file", lambda *given, **named: (answers.wait(), put(*given, **named)))
+    with pytest.raises(InputError, match=r"lacks some of this run: it does not answer; .* has all of it"):
+        train(CONFIG, URL, quiet=True)
+    answers.set()
+
+
 @pytest.mark.slow
 def test_a_long_download_and_a_long_upload_are_said_once(bucket, monkeypatch, caplog):
     train(CONFIG, URL, quiet=True)
