@@ -7,26 +7,29 @@
 A cell is a model, on a layout of processes and devices, joined by a link, as in `benchmarks.choices`. Cells that are in
 the file are not measured again. In one job:
 
-1. `jaxnet tune`'s search finds a plan. The parts that it measured are kept, and the steps that taught it.
+1. `jaxnet tune`'s search finds a plan. The parts that it measured are kept, and for how long it ran programs.
 2. All plans of a finer search, with more sizes of buckets, are timed: two rounds each. Buckets under 400 KiB are left
    out: hundreds of messages, and in pieces as many programs to compile.
 3. The fastest of them, the plan of 1., the default and XLA's own are timed again, in interleaved rounds: so the fastest
    of many does not owe its place to a moment in which the machine was quiet.
 
-The table predicts all plans from the parts: there, and on slower links, of which nothing but the rate is known. So
-another model of a step can be judged by the same measurements.
+The table predicts all plans from the parts and from three sizes of buckets for each way to run a step: there, and on
+slower links, of which nothing but the rate is known. So another model of a step can be judged by the same measurements.
 
 A cell of two hosts of a core takes 7 to 12 minutes at 1 Gbit/s and 19 to 28 at 250 Mbit/s. Compiled programs are kept
 in runs/compile_cache, for the next link too. Run nothing beside it.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from benchmarks.choices import LAYOUTS, Cell, Layout, add_cells, answer, fill, joined
 from benchmarks.compiling import ROOT, read_rows
@@ -41,6 +44,11 @@ _BUCKETS = (
         for count in (416, 480, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2304, 2560, 3072, 3584)
     ),
     *(f"{count}MiB" for count in (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25, 32, 48, 64)),
+)
+_TEACHERS = tuple(
+    label
+    for size in ("1MiB", "4MiB", "16MiB")
+    for label in (f"hierarchical:{size}", f"hierarchical:{size}+pieces", f"priority:{size}")
 )
 _FROM = "1gbit"
 _SLOWER = {"500mbit": 2.0, "250mbit": 4.0}  # times as long for a byte as at _FROM
@@ -71,7 +79,8 @@ def _tuned_and_timed(workload: "Workload") -> Row:
     from jaxnet.cost.tuning import BY_XLA, candidates, tune
 
     # 1. The search.
-    tuned = tune(workload)
+    with _running() as seconds:
+        tuned = tune(workload)
     plans = candidates(workload, tuned.default, _BUCKETS)
 
     def program(label: str) -> TimedProgram:
@@ -84,9 +93,41 @@ def _tuned_and_timed(workload: "Workload") -> Row:
     last = dict.fromkeys([*first, tuned.best, tuned.default, BY_XLA])
     times = interleave({label: program(label) for label in last}, *_LAST)
     found = {"tuned": tuned.best, "why": tuned.why, "default": tuned.default, "steps": tuned.steps}
-    found |= {"taught": {row.label: row.measured for row in tuned.rows if row.learned}}
-    found |= {"parts": as_json(tuned.parts._replace(unhidden={}))}
+    found |= {"seconds": sum(seconds), "off": tuned.errors, "parts": as_json(tuned.parts._replace(unhidden={}))}
     return found | {"once": once, "times": times}
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[list[float]]:
+    """What is filled, meanwhile, with the seconds for which a tuning runs programs; to compile them does not count."""
+    from jaxnet.cost import collectives, prediction
+    from jaxnet.cost.steps import TimedProgram
+
+    spent: list[float] = []
+
+    def clocked(call: Callable[..., Any]) -> Callable[..., Any]:
+        def clock(*args: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            found = call(*args, **named)
+            spent.append(time.perf_counter() - begun)
+            return found
+
+        return clock
+
+    def measured_times(*args: Any) -> Any:
+        found = messages(*args)
+        times = found[1].mean(0)
+        spent.append(times.sum() + 3 * times.mean())  # a check and two that warm up, which are not among the times
+        return found
+
+    messages = collectives.measured_times
+    with (
+        mock.patch.object(TimedProgram, "run", clocked(TimedProgram.run)),
+        mock.patch.object(TimedProgram, "seconds", clocked(TimedProgram.seconds)),
+        mock.patch.object(prediction, "measured_times", measured_times),
+        mock.patch.object(prediction, "_processor_part", clocked(prediction._processor_part)),
+    ):
+        yield spent
 
 
 def measured(cell: Cell) -> Row:
@@ -105,9 +146,11 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _choices(rows: Sequence[Row]) -> Iterator[str]:
-    """Milliseconds a step, medians over the last rounds; default and the tuned plan over the fastest."""
+    """Milliseconds a step, medians over the last rounds; default and the tuned plan over the fastest. *Worth* is for
+    how many steps of the default a tuning ran programs; *it was off* by that in the median, of plans that it timed."""
     choice = ["ms", "over fastest"]
-    head = ["model, layout, link", "plans", "fastest", "ms", "default", *choice, "tuner's", *choice, "steps", "`xla`"]
+    head = ["model, layout, link", "plans", "fastest", "ms", "default", *choice, "tuner's", *choice]
+    head += ["worth", "it was off", "`xla`"]
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
     for row in rows:
@@ -116,7 +159,8 @@ def _choices(rows: Sequence[Row]) -> Iterator[str]:
         figures = [row["cell"], str(len(row["once"])), f"`{best}`", f"{ms[best]:.0f}"]
         for each in (row["default"], row["tuned"]):
             figures += [f"`{each}`", f"{ms[each]:.0f}", f"{ms[each] / ms[best]:.2f}"]
-        figures += [str(row["steps"]), f"{ms['xla']:.0f}"]
+        worth, off = 1e3 * row["seconds"] / ms[row["default"]], statistics.median(row["off"])
+        figures += [f"{worth:.0f} steps", f"{off:.1%}", f"{ms['xla']:.0f}"]
         yield f"| {' | '.join(figures)} |"
 
 
@@ -152,7 +196,7 @@ def _predicted(rows: Sequence[Row]) -> Iterator[tuple[str, Row, dict[str, float]
     """Titles, rows, and what is predicted for the plans of a row: by its own parts, and by those of a faster link."""
     of = {row["cell"]: row for row in rows}
     for row in rows:
-        yield row["cell"], row, _steps(row, [label for label in row["once"] if label not in row["taught"]])
+        yield row["cell"], row, _steps(row, [label for label in row["once"] if label not in _TEACHERS])
         place, _, link = row["cell"].rpartition(" ")
         faster = of.get(f"{place} {_FROM}")
         if link in _SLOWER and faster:
@@ -167,7 +211,8 @@ def _steps(row: Row, labels: Iterable[str], slower: float = 1.0) -> dict[str, fl
 
     model, layout, _ = row["cell"].split()
     workload = _emulated(model, LAYOUTS[layout])
-    taught = [(plan_of(label, workload), seconds) for label, seconds in row["taught"].items()]
+    teachers = _timed(row, [label for label in _TEACHERS if label in row["once"]])
+    taught = [(plan_of(label, workload), seconds) for label, seconds in teachers.items()]
     parts = between_slower_hosts(calibrated(as_parts(row["parts"]), taught, workload), slower)
     return {label: predicted_step(parts, plan_of(label, workload), workload).seconds for label in labels}
 

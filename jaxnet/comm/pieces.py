@@ -176,11 +176,12 @@ class Launch:
         leaves = jax.block_until_ready(jax.tree.leaves(arguments))
         # 1. Pieces. Programs are slow the first time, and memory is new until the third: so the least of four.
         of_pieces = [math.inf] * len(self.pieces)
+        messages = dict[int, jax.Array]()
         for _ in range(4):
-            messages = dict[int, jax.Array]()
             for number, seconds, sent in self._one_by_one(leaves):
                 of_pieces[number] = min(of_pieces[number], seconds)
                 messages |= sent
+            self._wait_for_all(messages, states)  # one that still compiles would slow down those beside it
         # 2. Sums, in the helper thread, and pieces again and again until the last sum is there.
         sums = self._helper.submit(self._timed_sums, messages, states)
         beside = list[tuple[int, float]]()
@@ -190,6 +191,9 @@ class Launch:
                     break
                 beside.append((number, seconds))
         return of_pieces, sums.result(), part_taken(of_pieces, beside)
+
+    def _wait_for_all(self, messages: Mapping[int, jax.Array], states: Sequence[PyTree]) -> None:
+        jax.block_until_ready(self._launch_sum(0, messages[0], jax.tree.map(jnp.copy, states[0])))
 
     def _one_by_one(self, leaves: Sequence[jax.Array]) -> Iterator[tuple[int, float, dict[int, jax.Array]]]:
         """Each piece in the order of launch: its number, its seconds, and its messages by their places."""
@@ -205,7 +209,6 @@ class Launch:
     # Runs in the helper thread.
     def _timed_sums(self, messages: Mapping[int, jax.Array], states: Sequence[PyTree]) -> list[float]:
         seconds = [math.inf] * len(states)
-        jax.block_until_ready(self._launch_sum(0, messages[0], jax.tree.map(jnp.copy, states[0])))  # all begin together
         for _ in range(2):  # of 40 ms that one takes it may be held up for 300, once
             for place, state in enumerate(states):
                 copied = jax.block_until_ready(jax.tree.map(jnp.copy, state))

@@ -42,10 +42,10 @@ from jaxnet.parallel.priority import Order, SteadyStep, Timed, by_priority, stea
 Way = tuple[str, tuple[str, ...]]  # a kind of collective, and the axes over which it goes
 
 _CUTS = 3  # moments of backward that are timed
-_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 25)
+_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
 _SMALL, _LARGE = 1 << 16, 1 << 22  # messages whose part of the processor is measured: launched, and on their way
-_TIMES = 5
-_ROUNDS, _STEPS = 3, 2
+_BYTES = 1 << 24  # that a size of messages is timed for, but at least 3 and at most 20 of them
+_ROUNDS, _STEPS = 3, 1
 _STEP, _PACKING = -1, -2  # beside gradients up to so many leaves
 _TELLING = 0.01  # the part of a step that must be hidden, for it to teach
 _PLAIN: dict[str, Transfer] = {each.kind: each for each in TRANSFERS.values() if each.plain}
@@ -82,6 +82,7 @@ class Parts(NamedTuple):
 
 
 SEVERAL_PROGRAMS = ("pieces", "priority")  # kinds of a plan
+HIDES_NOTHING = "after backward"
 
 
 class Plan(NamedTuple):
@@ -97,7 +98,7 @@ class Plan(NamedTuple):
             return "priority"
         if self.pieces:
             return "pieces"
-        return "after backward" if self.strategy.when in ("after", "xla") else "one program"
+        return HIDES_NOTHING if self.strategy.when in ("after", "xla") else "one program"
 
 
 class Sent(NamedTuple):
@@ -331,9 +332,13 @@ def _curve(mesh: Mesh, way: Way, total: int) -> Curve:
         raise InputError(f"messages that travel by {kind} are not timed")
     times: dict[int, list[float]] = {}
     for size in [each for each in _SIZES if each <= max(total, _SIZES[1])]:
-        elements, seen, _ = measured_times(mesh, axes, _PLAIN[kind], size, _TIMES)
+        elements, seen, _ = measured_times(mesh, axes, _PLAIN[kind], size, _times(size))
         times[4 * elements] = list(seen.mean(0))
     return fitted(times)
+
+
+def _times(size: int) -> int:
+    return min(20, max(3, _BYTES // size))
 
 
 def _processor_part(mesh: Mesh, size: int) -> tuple[float, float]:
@@ -342,9 +347,9 @@ def _processor_part(mesh: Mesh, size: int) -> tuple[float, float]:
     jax.block_until_ready(program.call(program.message))
     wait_for_all()
     begun, used = time.perf_counter(), time.process_time()
-    for _ in range(_TIMES):
+    for _ in range(_times(size)):
         jax.block_until_ready(program.call(program.message))
     seconds, used = time.perf_counter() - begun, time.process_time() - used
     part = used / (seconds * len(os.sched_getaffinity(0)))
-    most = gathered(np.array([part, used / _TIMES])).max(0)
+    most = gathered(np.array([part, used / _times(size)])).max(0)
     return float(most[0]), float(most[1])

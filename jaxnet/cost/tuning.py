@@ -2,15 +2,17 @@
 
 1. Every plan that gives the same gradients is a candidate: strategies that sum message by message in the precision of
    the gradients, with several sizes of buckets, as one program or in pieces. Of equal plans one is kept.
-2. Computation and links are measured. A few plans are timed: XLA's own, the default, and two sizes of buckets for
-   each way to run a step. From them the prediction learns what it cannot measure (`jaxnet.cost.prediction.calibrated`).
-3. Every candidate's step is predicted, and the best that were not timed yet are.
-4. The fastest and the default are timed again, in interleaved rounds. It wins if it is faster by at least 2 %, and in
-   every round: else the default stays.
+2. Computation and links are measured. A few plans are timed: XLA's own, the default, and one of each other way to
+   run a step. From them the prediction learns what it cannot measure (`jaxnet.cost.prediction.calibrated`).
+3. Every candidate's step is predicted, the best that was not timed yet is, and the prediction learns from it, too.
+   Then the next. What is predicted to be slower than the default by more than 2 % is not timed.
+4. The fastest, if that is not the default, and the default are timed again, in interleaved rounds. It wins if it is
+   faster by at least 2 %, and in every round: else the default stays.
 """
 
+import logging
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,6 +20,7 @@ import jax
 from jaxnet.comm import Reducer, platform_of
 from jaxnet.cost.choice import choice_of
 from jaxnet.cost.prediction import (
+    HIDES_NOTHING,
     SEVERAL_PROGRAMS,
     Parts,
     Plan,
@@ -27,21 +30,20 @@ from jaxnet.cost.prediction import (
     travelling,
     ways_of,
 )
-from jaxnet.cost.rounds import interleave
+from jaxnet.cost.rounds import interleave, seconds_a_step
 from jaxnet.cost.shapes import byte_size
 from jaxnet.cost.step_bench import in_pieces, labelled_strategy, name_and_size
 from jaxnet.cost.steps import TimedProgram, full_step, mode_of
 from jaxnet.cost.workloads import Workload
 from jaxnet.parallel.pieces import crosses_steps
 
+_progress = logging.getLogger("jaxnet.progress")
+
 _SIZES = ("512KiB", *(f"{count}MiB" for count in (1, 2, 3, 4, 6, 8, 12, 16, 25, 32, 64)))
-_PROBES = (
-    *("hierarchical:1MiB", "hierarchical:4MiB"),
-    *("hierarchical:1MiB+pieces", "hierarchical:4MiB+pieces"),
-    *("priority:1MiB", "priority:4MiB"),
-)
+_PROBES = ("hierarchical:4MiB", "hierarchical:4MiB+pieces", "priority:4MiB")
 _PROMISING = 2
-_FIRST, _LAST = (2, 1), (3, 1)  # rounds, and steps in each
+_STEPS = 2  # that a plan is timed for
+_LAST = (3, 1)  # rounds, and steps in each, of the two best
 _WORTH = 0.98
 BY_XLA = "xla"
 
@@ -180,48 +182,55 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     """
     default = default_of(workload)
     plans = candidates(workload, default)
+    if kept is not None and not is_enough(kept, plans, workload):
+        kept = None
     tasks: dict[str, TimedProgram] = {}
-    median: dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
-    def time(labels: Iterable[str], rounds: int, count: int) -> dict[str, list[float]]:
-        labels = list(dict.fromkeys(labels))
-        for label in labels:
-            if label not in tasks:
-                tasks[label] = full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
-        found = interleave({label: tasks[label] for label in labels}, rounds, count)
-        median.update({label: statistics.median(times) for label, times in found.items()})
-        return found
+    def time(label: str) -> None:
+        _progress.info("compiling and timing %s", label)
+        tasks[label] = full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
+        seconds[label] = seconds_a_step(tasks[label], _STEPS)
+
+    def learned(parts: Parts) -> tuple[Parts, dict[str, float]]:
+        if kept is None:
+            timed = [(plans[each], seconds[each]) for each in seconds if plans[each].kind != HIDES_NOTHING]
+            parts = calibrated(parts, timed, workload)
+        return parts, {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
 
     # 1. Measure, and learn from a few plans.
-    learned: list[str] = []
-    if kept is not None and is_enough(kept, plans, workload):
-        parts = kept
-        time(_compared(plans, default), *_FIRST)
-    else:
-        parts = measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
-        time(_first(plans, default), *_FIRST)
-        learned = [label for label in median if label != BY_XLA]
-        parts = calibrated(parts, [(plans[label], median[label]) for label in learned], workload)
-    # 2. Predict all, and time the most promising of the others.
-    predicted = {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
-    time(sorted(predicted.keys() - median.keys(), key=predicted.__getitem__)[:_PROMISING], *_FIRST)
-    # 3. The fastest of the others, once more beside the default.
-    rival = _fastest(median, workload, default)
-    last = time([rival, default], *_LAST)
-    best = rival if is_gain(last[rival], last[default]) else default
-    rows = [Row(label, each, median.get(label), label in learned) for label, each in predicted.items()]
+    parts = kept or measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
+    for label in _first(plans, default) if kept is None else _compared(plans, default):
+        time(label)
+    taught = {label for label in seconds if plans[label].kind != HIDES_NOTHING and kept is None}
+    parts, predicted = learned(parts)
+    # 2. Time the most promising of the others, and learn from it; then the next.
+    before: dict[str, float] = {}
+    for _ in range(_PROMISING):
+        label = min(predicted.keys() - seconds.keys(), key=predicted.__getitem__, default=default)
+        if label == default or _WORTH * predicted[label] > seconds[default]:
+            break
+        before[label] = predicted[label]
+        time(label)
+        parts, predicted = learned(parts)
+    # 3. What was faster than the default, once more beside it.
+    best, rival = default, _fastest(seconds, workload, default)
+    if seconds[rival] < seconds[default]:
+        last = interleave({label: tasks[label] for label in (rival, default)}, *_LAST)
+        seconds |= {label: statistics.median(times) for label, times in last.items()}
+        best = rival if is_gain(last[rival], last[default]) else default
+    predicted |= before  # as it was before it was timed
+    rows = [Row(label, each, seconds.get(label), label in taught) for label, each in predicted.items()]
     rows.sort(key=lambda row: (row.measured is None, row.measured or row.predicted))
     steps = sum(task.calls for task in tasks.values())
-    return Tuned(best, _why(best, default, median), default, tuple(rows), parts, steps)
+    return Tuned(best, _why(best, default, seconds), default, tuple(rows), parts, steps)
 
 
 def _first(plans: Mapping[str, Plan], default: str) -> list[str]:
-    """XLA's plan, the default, and as many probes as make two plans of each kind."""
+    """XLA's plan, the default, and a probe of each kind that is neither's."""
     found = _compared(plans, default)
-    for label in _PROBES:
-        if label in plans and sum(plans[each].kind == plans[label].kind for each in found) < 2:
-            found.append(label)
-    return found
+    kinds = {plans[label].kind for label in found}
+    return [*found, *(label for label in _PROBES if label in plans and plans[label].kind not in kinds)]
 
 
 def _compared(plans: Mapping[str, Plan], default: str) -> list[str]:

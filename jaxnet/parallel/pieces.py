@@ -88,7 +88,7 @@ _MOST_SHARE = 0.8  # of the processor; in the model, a process whose messages ta
 class CompiledPieces:
     """`step(state, batch) -> (state, metrics)`, as a compiled step of one program is called.
 
-    With `turns` the second call measures one step, and orders pieces and messages for those behind it.
+    With `turns` the first call measures pieces and messages, and orders them.
     """
 
     def __init__(self, launch: Launch, updates: Updates, mesh: Mesh, turns: Turns | None) -> None:
@@ -96,15 +96,14 @@ class CompiledPieces:
         self._updates = updates
         self._mesh = mesh
         self._turns = turns
-        self._calls = 0
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         own, share = local_shards(state._replace(comm=())), local_shards(batch)
         others: list[PyTree] = [()] * (len(self._launch.order) - len(state.comm))  # these have no state
-        self._calls += 1
-        if self._turns is not None and self._calls == 2:
+        if self._turns is not None:
             self._launch = self._ordered(self._turns, (own, share), [*others, *state.comm])
             self._updates = self._updates.in_order(self._launch.order)
+            self._turns = None
         sums = self._launch.begin((own, share), [*others, *state.comm])
         # All pieces have been launched or, of what is lent, computed: nothing that an update donates is read again.
         new, metrics = replicated_arrays(self._updates(own, sums), self._mesh)
