@@ -207,7 +207,8 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     # 2. Time the most promising of the others, and learn from it; then the next.
     before: dict[str, float] = {}
     for _ in range(_PROMISING):
-        label = min(predicted.keys() - seconds.keys(), key=predicted.__getitem__, default=default)
+        # Of equal ones the first: no set, whose order would be another in each process.
+        label = min((each for each in predicted if each not in seconds), key=predicted.__getitem__, default=default)
         if label == default or _WORTH * predicted[label] > seconds[default]:
             break
         before[label] = predicted[label]

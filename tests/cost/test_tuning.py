@@ -377,6 +377,12 @@ def test_what_is_slower_than_the_default_is_not_timed_again(workload, monkeypatc
     assert made_up.asked[2:] == [("flat", 2), ([DEFAULT, "flat"], *tuning._LAST)]
 
 
+def test_of_equal_plans_all_processes_time_the_same(workload, monkeypatch):
+    made_up = MadeUp(monkeypatch, {DEFAULT: 12.0})
+    tune(workload)
+    assert made_up.asked[2:4] == [("per_leaf", 2), ("flat", 2)]
+
+
 def test_a_plan_that_was_timed_teaches_what_is_tried_next(workload, monkeypatch):
     """Two are said to win; once the first was timed, the second is not."""
     made_up = MadeUp(monkeypatch, {DEFAULT: 10.0}, said={"ddp:512KiB": 8.0, "per_leaf": 9.0})
