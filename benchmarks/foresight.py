@@ -117,7 +117,8 @@ def _running() -> Iterator[list[float]]:
     def measured_times(*args: Any) -> Any:
         found = messages(*args)
         times = found[1].mean(0)
-        spent.append(times.sum() + 3 * times.mean())  # a check and two that warm up, which are not among the times
+        others = 1 + collectives._WARMUPS  # a check, and those that warm up, which are not among the times
+        spent.append(times.sum() + others * times.mean())
         return found
 
     messages = collectives.measured_times

@@ -192,9 +192,11 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
         tasks[label] = full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
         seconds[label] = seconds_a_step(tasks[label], _STEPS)
 
+    def teachers() -> list[str]:
+        return [label for label in seconds if kept is None and plans[label].kind != HIDES_NOTHING]
+
     def learned(parts: Parts) -> tuple[Parts, dict[str, float]]:
-        if kept is None:
-            timed = [(plans[each], seconds[each]) for each in seconds if plans[each].kind != HIDES_NOTHING]
+        if timed := [(plans[label], seconds[label]) for label in teachers()]:
             parts = calibrated(parts, timed, workload)
         return parts, {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
 
@@ -202,7 +204,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     parts = kept or measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
     for label in _first(plans, default) if kept is None else _compared(plans, default):
         time(label)
-    taught = {label for label in seconds if plans[label].kind != HIDES_NOTHING and kept is None}
+    taught = teachers()
     parts, predicted = learned(parts)
     # 2. Time the most promising of the others, and learn from it; then the next.
     before: dict[str, float] = {}
