@@ -156,7 +156,7 @@ def _as_json(found: "Tuned") -> dict[str, Any]:
     from jaxnet.cost.tuning import settings
 
     parts = found.parts
-    compute = ("forward", "gradients", "step", "share", "launch", "packing")
+    compute = ("forward", "gradients", "step", "share", "launch", "packing", "beyond")
     curves = {f"{kind} {'+'.join(axes)}": curve for (kind, axes), curve in parts.curves.items()}
     return {
         "best": found.best,
@@ -180,6 +180,7 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
         f"{parts.step * 1e3:.1f}; messages take {parts.share:.0%} of the processor while they travel, "
         f"and {parts.launch * 1e3:.2f} ms to launch; packing takes {parts.packing * 2**20 * 1e3:.2f} ms a MiB"
     )
+    yield f"a step of one program takes {parts.beyond * 1e3:.1f} ms beyond computation and messages"
     for kind, part in parts.unhidden.items():
         yield f"{kind}: {part:.0%} of what should be hidden is not"
     for way, curve in parts.curves.items():
@@ -195,8 +196,10 @@ def _lines(found: "Tuned", *, everything: bool) -> Iterator[str]:
     timed = sum(row.measured is not None for row in found.rows)
     off = "none timed"
     if timed:
-        off = (
-            f"{timed} timed in {found.steps} steps; of those that nothing was learned from, predictions are off by "
+        off = f"{timed} timed in {found.steps} steps"
+    if found.errors:
+        off += (
+            "; of those that nothing was learned from, predictions are off by "
             f"{statistics.median(found.errors):.0%}, at most {max(found.errors):.0%}"
         )
     yield f"{len(found.rows)} plans predicted, {off}"

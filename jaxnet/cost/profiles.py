@@ -24,7 +24,7 @@ from jaxnet.cost.workloads import Workload
 from jaxnet.errors import InputError, error_text
 from jaxnet.files import read_object, record_of, replace
 
-_FORM = "form 4"  # of an entry; one of another form is not used, and stays in the file
+_FORM = "form 5"  # of an entry; one of another form is not used, and stays in the file
 
 
 class _Way(NamedTuple):
@@ -48,6 +48,7 @@ class _Kept(NamedTuple):
     launch: float
     packing: float
     unhidden: dict[str, float]
+    beyond: float
 
 
 def key_of(workload: Workload) -> str:

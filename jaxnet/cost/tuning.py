@@ -19,13 +19,12 @@ import jax
 
 from jaxnet.comm import Reducer, platform_of
 from jaxnet.cost.choice import choice_of
+from jaxnet.cost.measured import measured_parts
 from jaxnet.cost.prediction import (
-    HIDES_NOTHING,
     SEVERAL_PROGRAMS,
     Parts,
     Plan,
     calibrated,
-    measured_parts,
     predicted_step,
     travelling,
     ways_of,
@@ -35,7 +34,7 @@ from jaxnet.cost.shapes import byte_size
 from jaxnet.cost.step_bench import in_pieces, labelled_strategy, name_and_size
 from jaxnet.cost.steps import TimedProgram, full_step, mode_of
 from jaxnet.cost.workloads import Workload
-from jaxnet.parallel.pieces import crosses_steps
+from jaxnet.parallel.pieces import computes_apart
 
 _progress = logging.getLogger("jaxnet.progress")
 
@@ -127,7 +126,7 @@ def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _
         default: a label.
         bucket_sizes: in growing order, as labels have them.
     """
-    several_programs = crosses_steps(labelled_strategy("priority"), workload.mesh)
+    several_programs = computes_apart(workload.mesh)
     sizes = workload.mesh.shape
     found: dict[str, Plan] = {}
     seen = set()
@@ -193,7 +192,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
         seconds[label] = seconds_a_step(tasks[label], _STEPS)
 
     def teachers() -> list[str]:
-        return [label for label in seconds if kept is None and plans[label].kind != HIDES_NOTHING]
+        return list(seconds) if kept is None else []
 
     def learned(parts: Parts) -> tuple[Parts, dict[str, float]]:
         if timed := [(plans[label], seconds[label]) for label in teachers()]:

@@ -319,8 +319,12 @@ def sums_by_message(strategy: Strategy) -> bool:
 
 def crosses_steps(strategy: Strategy, mesh: Mesh) -> bool:
     """Whether messages are to cross the end of a step and, between CPU hosts of a device each, can: in pieces alone."""
-    one_cpu_device = platform_of(mesh) == "cpu" and len(mesh.local_devices) == 1 < mesh_size(mesh)
-    return strategy.schedule == "priority" and sums_by_message(strategy) and one_cpu_device
+    return strategy.schedule == "priority" and sums_by_message(strategy) and computes_apart(mesh)
+
+
+def computes_apart(mesh: Mesh) -> bool:
+    """Whether processes, of a CPU device each, can compute in programs of their own beside those that sum."""
+    return platform_of(mesh) == "cpu" and len(mesh.local_devices) == 1 < mesh_size(mesh)
 
 
 @dataclass(frozen=True)

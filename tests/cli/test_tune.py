@@ -92,3 +92,4 @@ def test_two_processes_agree_on_a_plan():
     assert rows[found["best"]]["measured"] > 0
     assert found["settings"].startswith("strategy=")
     assert set(found["unhidden"]) == {"one program", "pieces", "priority"}
+    assert 0 < found["compute"]["share"] <= 0.9  # measured beside computation, from which a process's messages take it

@@ -20,7 +20,7 @@ CURVES = {
     ("all-reduce", ("host", "device")): Curve({65536: 0.001, 1048576: 0.016}, Line(0.0, 1.5e-8, 1e-8, 2e-8, 0.02)),
     ("reduce-scatter", ("device",)): Curve({65536: 0.002}, Line(0.001, 1e-9, 0.0, 2e-9, 0.4)),
 }
-PARTS = Parts(1.0, (3.0, 2.5), 3.0, 3.25, CURVES, 0.3, 0.001, 2e-10, {"pieces": 0.02})
+PARTS = Parts(1.0, (3.0, 2.5), 3.0, 3.25, CURVES, 0.3, 0.001, 2e-10, {"pieces": 0.02}, 0.04)
 
 
 def workload(width=16, batch=8, hosts=2):

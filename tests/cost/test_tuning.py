@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from jaxnet.comm import AXES, make_mesh
 from jaxnet.config.file import load_config
-from jaxnet.cost import tuning
+from jaxnet.cost import prediction, tuning
 from jaxnet.cost.fit import Curve, Line
+from jaxnet.cost.measured import measured_parts
 from jaxnet.cost.prediction import (
     Parts,
     Plan,
     PredictedStep,
     calibrated,
-    measured_parts,
     predicted_step,
     ways_of,
 )
@@ -55,6 +55,12 @@ def parts_of(workload, share=0.0, per_byte=1e-6):
     return Parts(1.0, tuple(ready), 9.0, 9.5, curves, share)
 
 
+@pytest.fixture
+def links_apart(monkeypatch):
+    """As between accelerators."""
+    monkeypatch.setattr(prediction, "platform_of", lambda mesh: "gpu")
+
+
 def plan(label):
     return Plan(labelled_strategy(label), label.endswith("+pieces"))
 
@@ -70,7 +76,7 @@ def test_steps_by_hand(workload):
     assert predicted_step(nothing, plan("ddp:512KiB"), workload).seconds == pytest.approx(9.5)
 
 
-def test_what_is_packed_is_copied_before_it_travels_and_behind(workload):
+def test_what_is_packed_is_copied_before_it_travels_and_behind(workload, links_apart):
     """Half a second for a MB before, and half behind: 2.097 s for all, none for a message that is one gradient."""
     parts = parts_of(workload)._replace(packing=1e-6)
     seconds = {label: predicted_step(parts, plan(label), workload).seconds for label in ("flat", "ddp:512KiB")}
@@ -82,6 +88,19 @@ def test_what_is_packed_is_copied_before_it_travels_and_behind(workload):
     # Halves of gradients: the last one is packed while the one before is scattered; then both are gathered.
     halves = predicted_step(parts, plan("hierarchical:128KiB"), workload).seconds
     assert halves == pytest.approx(9.0 + 15 * 0.065536 + 4 * 0.131072 + 1.048576 + 0.5)
+
+
+def test_axes_of_cpus_are_one_link(workload):
+    """Stages of four messages that are ready at once: two of 0.524 s in a host each, and one of 0.131 across."""
+    parts = parts_of(workload)._replace(ready=(9.0,) * 8)
+    step = predicted_step(parts, plan("hierarchical:512KiB"), workload)
+    assert step.seconds == pytest.approx(9.5 + 2.25 * 2.097152)
+
+
+def test_other_axes_are_links_beside_each_other(workload, links_apart):
+    parts = parts_of(workload)._replace(ready=(9.0,) * 8)
+    step = predicted_step(parts, plan("hierarchical:512KiB"), workload)
+    assert step.seconds == pytest.approx(9.5 + 2 * 2.097152)
 
 
 @pytest.mark.parametrize("label", ["per_leaf", "ddp:512KiB", "hierarchical:1MiB", "blueconnect:1MiB", "flat"])
@@ -106,7 +125,7 @@ def test_what_is_not_hidden_makes_a_step_longer(workload, label, hidden):
 
 
 @pytest.mark.parametrize("label", ["hierarchical:512KiB", "blueconnect:1MiB", "ddp:512KiB+pieces", "priority:512KiB"])
-def test_where_nothing_is_hidden_messages_follow_computation(workload, label):
+def test_where_nothing_is_hidden_messages_follow_computation(workload, label, links_apart):
     """As if backward made all at its end; the two links of a hierarchy still run side by side."""
     parts = parts_of(workload, per_byte=4e-6)
     told = predicted_step(parts._replace(unhidden={plan(label).kind: 1.0}), plan(label), workload)
@@ -157,8 +176,25 @@ def test_steps_that_were_timed_teach_those_of_their_kind(workload, label):
         assert predicted_step(found, plan(each), workload) == predicted_step(parts, plan(each), workload)
 
 
-@pytest.mark.parametrize(("label", "seconds"), [("ddp:1MiB", 1.0), ("hierarchical:4MiB", 60.0), ("flat", 60.0)])
-def test_what_is_shorter_than_predicted_or_hides_nothing_teaches_nothing(workload, label, seconds):
+@pytest.mark.parametrize(("label", "beyond"), [("ddp:512KiB", 3.0), ("flat", 3.0), ("ddp:512KiB+pieces", 0.0)])
+def test_what_a_step_that_hides_nothing_takes_beyond_its_parts_each_of_one_program_does(workload, label, beyond):
+    """Two that hide nothing take 2 and 4 s more than predicted; one that hides, not more than they."""
+    parts = parts_of(workload)._replace(beyond=7.0)
+    bare = {
+        name: predicted_step(parts_of(workload), plan(name), workload) for name in ("xla", "flat", "ddp:1MiB", label)
+    }
+    timed = [(plan(name), bare[name].seconds + more) for name, more in (("xla", 2.0), ("flat", 4.0), ("ddp:1MiB", 3.0))]
+    found = calibrated(parts, timed, workload)
+    assert (found.beyond, found.unhidden) == (pytest.approx(3.0), {"one program": pytest.approx(0.0, abs=1e-9)})
+    told = predicted_step(found, plan(label), workload)
+    assert told.seconds == pytest.approx(bare[label].seconds + beyond)
+    assert told.hidden == pytest.approx(bare[label].hidden)
+    assert calibrated(parts, timed[2:], workload).beyond == 7.0  # nothing is known of it anew
+    assert calibrated(parts, [(plan("xla"), 1.0)], workload).beyond == 0.0
+
+
+@pytest.mark.parametrize(("label", "seconds"), [("ddp:1MiB", 1.0), ("hierarchical:4MiB", 60.0)])
+def test_what_is_shorter_than_predicted_or_hides_next_to_nothing_teaches_nothing(workload, label, seconds):
     parts, each = parts_of(workload), plan(label)
     assert calibrated(parts, [(each, seconds)], workload).unhidden == {each.kind: 0.0}
 
@@ -255,8 +291,8 @@ def test_plans_that_a_config_forbids_are_no_candidates(changes, refused, monkeyp
     config = load_config(ROOT / "configs/digits.py", "batch_size=8", *changes)
     digits = workload_of("digits", config, make_mesh(2, jax.devices()[:2]))
     several = lambda strategy, mesh: strategy.schedule == "priority"  # noqa: E731  # as between one device each
-    for module in ("tuning", "steps"):
-        monkeypatch.setattr(f"jaxnet.cost.{module}.crosses_steps", several)
+    monkeypatch.setattr("jaxnet.cost.steps.crosses_steps", several)
+    monkeypatch.setattr(tuning, "computes_apart", lambda mesh: True)
     monkeypatch.setattr(tuning, "choice_of", lambda _: SimpleNamespace(label="ddp:4MiB+pieces"))
     assert default_of(digits) == "ddp:4MiB"
     found = candidates(digits, "ddp:4MiB")
@@ -320,13 +356,13 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
     found = tune(workload)
     assert found.best == "ddp:512KiB"
     assert found.why == f"6000.0 ms a step, the default {DEFAULT} 10500.0, xla 12000.0"
-    assert [row.label for row in found.rows if row.learned] == [DEFAULT]
+    assert [row.label for row in found.rows if row.learned] == [DEFAULT, "xla"]
     assert made_up.asked == [
         *(("xla", 2), (DEFAULT, 2), ("ddp:512KiB", 2)),  # all others are predicted to be slower than the default
         ([DEFAULT, "ddp:512KiB"], *tuning._LAST),
     ]
     assert found.steps == 3 * 2 + 2 * 3
-    assert found.errors == pytest.approx([1 / 6, 0.0])  # of the promising one, and of xla
+    assert found.errors == pytest.approx([1 / 6])  # of the promising one
 
 
 def test_what_is_slower_than_the_default_is_not_timed_again(workload, monkeypatch):
@@ -363,14 +399,15 @@ def test_a_plan_that_was_timed_teaches_what_is_tried_next(workload, monkeypatch)
 
 @pytest.mark.parametrize("default", ["ddp:4MiB+pieces", "hierarchical:4MiB"])
 def test_a_plan_of_each_kind_is_learned_from(workload, monkeypatch, default):
-    """The default counts as one, so that no program is compiled that teaches nothing."""
+    """The default and XLA's plan count, so that no program is compiled that teaches nothing."""
     made_up = MadeUp(monkeypatch, {})
     monkeypatch.setattr(tuning, "default_of", lambda _: default)
     made_up.plans |= {label: plan(label) for label in (default, *tuning._PROBES)}
     made_up.labels |= {id(each): label for label, each in made_up.plans.items()}
     learned = [row.label for row in tune(workload).rows if row.learned]
     assert default in learned
-    assert Counter(made_up.plans[label].kind for label in learned) == {"one program": 1, "pieces": 1, "priority": 1}
+    kinds = ["after backward", "one program", "pieces", "priority"]
+    assert Counter(made_up.plans[label].kind for label in learned) == dict.fromkeys(kinds, 1)
 
 
 def test_a_default_that_nothing_beats_stays(workload, monkeypatch):
