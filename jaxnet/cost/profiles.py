@@ -48,7 +48,7 @@ class _Kept(NamedTuple):
     launch: float
     packing: float
     unhidden: dict[str, float]
-    beyond: float
+    beyond: float = 0.0  # of older records: it was not learned
 
 
 def key_of(workload: Workload) -> str:
