@@ -105,10 +105,16 @@ def test_a_product_is_timed():
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "chosen", "saves"), [(7.7, "hierarchical", "saves"), (7.9, "ddp", "does not save")]
+    ("size", "milliseconds", "chosen", "why"),
+    [
+        (MiB, 6.9, "hierarchical", "saves 3 ms: 1.0 MB take 6.9 ms, by ddp 10.0"),
+        (MiB, 7.1, "ddp", "does not save 3 ms: 1.0 MB take 7.1 ms, by ddp 10.0"),
+        (9 * MiB, 1.9, "hierarchical", "saves 8 ms: 4.2 MB take 1.9 ms, by ddp 10.0"),
+        (9 * MiB, 2.1, "ddp", "does not save 8 ms: 4.2 MB take 2.1 ms, by ddp 10.0"),
+    ],
 )
-def test_hierarchical_must_save_enough(milliseconds, chosen, saves, monkeypatch):
-    """Where it is measured, by both ways on the same message, of at most a bucket."""
+def test_hierarchical_must_save_enough(size, milliseconds, chosen, why, monkeypatch):
+    """Where it is measured, by both ways on the same message, of at most a bucket: 2 ms a MiB, or 3."""
     sizes = []
 
     def row(mesh, axes, way, size, times):
@@ -118,11 +124,9 @@ def test_hierarchical_must_save_enough(milliseconds, chosen, saves, monkeypatch)
 
     monkeypatch.setattr(choice, "measured_row", row)
     monkeypatch.setattr(choice, "_ways_differ", lambda mesh: True)
-    found = choose(make_mesh(2), 10**6)
-    assert (found.label, sizes) == (f"{chosen}:4MiB", [10**6, 10**6])
-    assert found.why == f"over this link hierarchical {saves} 22%: 1.0 MB take {milliseconds} ms, by ddp 10.0"
-    choose(make_mesh(2), 10**9)
-    assert max(sizes) == 4 * MiB
+    found = choose(make_mesh(2), size)
+    assert (found.label, sizes) == (f"{chosen}:4MiB", [min(size, 4 * MiB)] * 2)
+    assert found.why == f"over this link hierarchical {why}"
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
