@@ -123,15 +123,14 @@ def _taken_beside(workload: Workload, size: int, count: int) -> float:
     """The part of the processor's time that messages take from the gradient's computation, the most of all processes.
 
     More than what they use of it by themselves: they also take turns, caches and memory. Computation is cut as that of
-    a step in pieces, and `count` messages of `size` bytes travel beside it twice. 0 if all have arrived before one
-    piece is computed.
+    a step in pieces, and `count` messages of `size` bytes, at most 8, travel beside it twice. 0 if all have arrived
+    before one piece is computed.
     """
     mesh, order = workload.mesh, workload.order
     first, batch = local_shards(workload.first_state._replace(comm=())), local_shards(workload.global_batch)
-    spec = jax.ShapeDtypeStruct((size // 4,), "float32")
-    sent = [
-        Message(all_reduce(*AXES), each) for each in (jax.ShapeDtypeStruct((1,), "float32"), *[spec] * min(count, 8))
-    ]
+    # By the first message, of one element, processes wait for each other.
+    elements = [1, *[size // 4] * min(count, 8)]
+    sent = [Message(all_reduce(*AXES), jax.ShapeDtypeStruct((each,), "float32")) for each in elements]
 
     # 1. The first piece makes all messages, the others the gradients.
     def computed(state: TrainState, batch: Batch) -> list[jax.Array]:
