@@ -18,8 +18,8 @@ The table predicts all plans from the parts, from XLA's plan and from three size
 there, and on slower links, of which nothing but the rate is known. So another model of a step can be judged by the same
 measurements.
 
-A cell of two hosts of a core takes 7 to 12 minutes at 1 Gbit/s and 19 to 28 at 250 Mbit/s. Compiled programs are kept
-in runs/compile_cache, for the next link too. Run nothing beside it.
+At 1 Gbit/s a cell of two hosts of a core takes 11 to 18 minutes, one of four hosts 32; over slower links longer.
+Compiled programs are kept in runs/compile_cache, for the next link too. Run nothing beside it.
 """
 
 import argparse

@@ -191,19 +191,16 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
         tasks[label] = full_step(workload, plans[label].strategy, pieces=plans[label].pieces)
         seconds[label] = seconds_a_step(tasks[label], _STEPS)
 
-    def teachers() -> list[str]:
-        return list(seconds) if kept is None else []
-
     def learned(parts: Parts) -> tuple[Parts, dict[str, float]]:
-        if timed := [(plans[label], seconds[label]) for label in teachers()]:
-            parts = calibrated(parts, timed, workload)
+        if kept is None:
+            parts = calibrated(parts, [(plans[label], each) for label, each in seconds.items()], workload)
         return parts, {label: predicted_step(parts, plan, workload).seconds for label, plan in plans.items()}
 
     # 1. Measure, and learn from a few plans.
     parts = kept or measured_parts(workload, ways_of((plan.strategy for plan in plans.values()), workload))
     for label in _first(plans, default) if kept is None else _compared(plans, default):
         time(label)
-    taught = teachers()
+    taught = list(seconds) if kept is None else []
     parts, predicted = learned(parts)
     # 2. Time the most promising of the others, and learn from it; then the next.
     before: dict[str, float] = {}
