@@ -44,11 +44,15 @@ def local_seal(directory: Path) -> str:
 
 
 def send_step(store: Store, directory: Path, step: int, fence: Fence, moved: Moved) -> None:
-    """Make the local checkpoint in `directory` one of the store; the fence is called before anything can be seen."""
+    """Make the local checkpoint in `directory` one of the store.
+
+    The fence is called before each file: a run that was taken over must not write between the files of the next one.
+    """
     fence()
     delete_step(store, step)  # what an upload has left that was cut off
     files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path != directory / NAME]
     for path in files:
+        fence()
         store.send(path, f"{_step(step)}/{path.relative_to(directory).as_posix()}", moved)
     fence()
     store.send(directory / NAME, f"{_step(step)}/{NAME}", moved)

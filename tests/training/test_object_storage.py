@@ -359,19 +359,25 @@ def test_an_owner_elsewhere_that_is_silent_is_replaced_and_finds_out(elsewhere, 
     assert [json.loads(content)["ended"] for content in objects(bucket).values()] == [True]
 
 
-def test_a_run_that_was_replaced_stops_and_uploads_nothing_more(elsewhere, bucket, monkeypatch):
+def test_a_run_that_is_replaced_during_an_upload_stops_and_sends_no_file_more(elsewhere, bucket, monkeypatch):
     monkeypatch.setattr(mirror, "BEAT_SECONDS", 0.01)
     taken = []
+    send = Store.send
+
+    def send_and_be_replaced(store, source, name, moved=lambda: None):
+        send(store, source, name, moved)
+        if name.startswith("checkpoints/") and not taken:
+            taken.append(StoreLock(Store(URL), patience=0, say=lambda line: None))
+            taken.append(objects(bucket, "bucket/run/checkpoints"))
 
     class Slow(Observer):
         def before_step(self, step):
-            if step == 3:
-                taken.append(StoreLock(Store(URL), patience=0, say=lambda line: None))
-                taken.append(objects(bucket, "bucket/run/checkpoints"))
             time.sleep(0.1)
 
+    monkeypatch.setattr(Store, "send", send_and_be_replaced)
     with pytest.raises(Lost, match="was taken over by process"):
         train(CONFIG, URL, quiet=True, observers=[Slow()])
+    assert len(taken[1]) == 1  # of a checkpoint's many files
     assert objects(bucket, "bucket/run/checkpoints") == taken[1]
 
 
