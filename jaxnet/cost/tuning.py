@@ -5,9 +5,9 @@
 2. Computation and links are measured. A few plans are timed: XLA's own, the default, and one of each other way to
    run a step. From them the prediction learns what it cannot measure (`jaxnet.cost.prediction.calibrated`).
 3. Every candidate's step is predicted, the best that was not timed yet is, and the prediction learns from it, too.
-   Then the next. What is predicted to be slower than the default by more than 2 % is not timed.
-4. The fastest, if that is not the default, and the default are timed again, in interleaved rounds. It wins if it is
-   faster by at least 2 %, and in every round: else the default stays.
+   Then the next. What is predicted to be slower than the default is not timed.
+4. The fastest, if it was faster than the default by at least 2 %, and the default are timed again, in interleaved
+   rounds. It wins if it is so again, and in every round: else the default stays.
 """
 
 import logging
@@ -207,14 +207,14 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
     for _ in range(_PROMISING):
         # Of equal ones the first: no set, whose order would be another in each process.
         label = min((each for each in predicted if each not in seconds), key=predicted.__getitem__, default=default)
-        if label == default or _WORTH * predicted[label] > seconds[default]:
+        if label == default or predicted[label] > seconds[default]:
             break
         before[label] = predicted[label]
         time(label)
         parts, predicted = learned(parts)
-    # 3. What was faster than the default, once more beside it.
+    # 3. What was so much faster than the default, once more beside it.
     best, rival = default, _fastest(seconds, workload, default)
-    if seconds[rival] < seconds[default]:
+    if is_gain([seconds[rival]], [seconds[default]]):
         last = interleave({label: tasks[label] for label in (rival, default)}, *_LAST)
         seconds |= {label: statistics.median(times) for label, times in last.items()}
         best = rival if is_gain(last[rival], last[default]) else default

@@ -142,13 +142,16 @@ def test_a_tuning_times_what_it_recommends(workload, monkeypatch):
     assert found.errors == pytest.approx([1 / 6])  # of the promising one
 
 
-def test_what_is_slower_than_the_default_is_not_timed_again(workload, monkeypatch):
-    """Predicted to be so by two percent, it is not timed at all."""
-    made_up = MadeUp(monkeypatch, {DEFAULT: 10.0, "flat": 10.1, "per_leaf": 10.3})
+def test_what_cannot_win_is_not_timed(workload, monkeypatch):
+    """Predicted to be slower than the default, not at all; faster by less than what is worth a setting, not again."""
+    made_up = MadeUp(monkeypatch, {DEFAULT: 10.0, "flat": 10.1})
+    assert tune(workload).best == DEFAULT
+    assert made_up.asked[2:] == []
+    made_up = MadeUp(monkeypatch, {DEFAULT: 10.0, "flat": 9.9})
     assert tune(workload).best == DEFAULT
     assert made_up.asked[2:] == [("flat", 2)]
-    made_up = MadeUp(monkeypatch, {DEFAULT: 10.0, "flat": 9.9, "per_leaf": 10.3})
-    assert tune(workload).best == DEFAULT
+    made_up = MadeUp(monkeypatch, {DEFAULT: 10.0, "flat": 9.7})
+    assert tune(workload).best == "flat"
     assert made_up.asked[2:] == [("flat", 2), ([DEFAULT, "flat"], *tuning._LAST)]
 
 
@@ -188,7 +191,7 @@ def test_a_plan_of_each_kind_is_learned_from(workload, monkeypatch, default):
 
 
 def test_a_default_that_nothing_beats_stays(workload, monkeypatch):
-    MadeUp(monkeypatch, {"xla": 12.0, DEFAULT: 6.0, "flat": 6.1})
+    MadeUp(monkeypatch, {"xla": 12.0, DEFAULT: 6.0, "flat": 6.1}, said={"flat": 5.9})
     found = tune(workload)
     assert found.best == DEFAULT
     assert found.why == "6000.0 ms a step, flat 6100.0 is not surely faster, xla 12000.0"
