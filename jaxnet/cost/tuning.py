@@ -212,7 +212,7 @@ def tune(workload: Workload, kept: Parts | None = None) -> Tuned:
         before[label] = predicted[label]
         time(label)
         parts, predicted = learned(parts)
-    # 3. What was so much faster than the default, once more beside it.
+    # 3. What was faster than the default by what is worth a setting, once more beside it.
     best, rival = default, _fastest(seconds, workload, default)
     if is_gain([seconds[rival]], [seconds[default]]):
         last = interleave({label: tasks[label] for label in (rival, default)}, *_LAST)

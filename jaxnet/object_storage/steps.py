@@ -50,12 +50,11 @@ def send_step(store: Store, directory: Path, step: int, fence: Fence, moved: Mov
     """
     fence()
     delete_step(store, step)  # what an upload has left that was cut off
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path != directory / NAME]
-    for path in files:
+    manifest = directory / NAME
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path != manifest]
+    for path in [*files, manifest]:
         fence()
         store.send(path, f"{_step(step)}/{path.relative_to(directory).as_posix()}", moved)
-    fence()
-    store.send(directory / NAME, f"{_step(step)}/{NAME}", moved)
 
 
 def fetch_step(store: Store, step: int, seal: str, root: Path, wanted: Callable[[], None] = lambda: None) -> None:

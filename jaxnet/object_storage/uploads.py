@@ -194,6 +194,7 @@ class Uploads:
                 if self._record.files.get(name) == state:
                     continue
                 shutil.copyfile(self._directory / name, copy)
+                self._fence()
                 self._store.send(copy, name, self._moved)
                 self._record.files[name] = state
         copy.unlink(missing_ok=True)

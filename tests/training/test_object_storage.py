@@ -359,16 +359,19 @@ def test_an_owner_elsewhere_that_is_silent_is_replaced_and_finds_out(elsewhere, 
     assert [json.loads(content)["ended"] for content in objects(bucket).values()] == [True]
 
 
-def test_a_run_that_is_replaced_during_an_upload_stops_and_sends_no_file_more(elsewhere, bucket, monkeypatch):
+@pytest.mark.parametrize("sent", ["config.json", "checkpoints/"])
+def test_a_run_that_is_replaced_during_an_upload_stops_and_sends_no_file_more(elsewhere, bucket, monkeypatch, sent):
+    """Behind the first of several small files, and the first of a checkpoint's."""
     monkeypatch.setattr(mirror, "BEAT_SECONDS", 0.01)
+    written = lambda: {name: each for name, each in objects(bucket).items() if "/lock/" not in name}  # noqa: E731
     taken = []
     send = Store.send
 
     def send_and_be_replaced(store, source, name, moved=lambda: None):
         send(store, source, name, moved)
-        if name.startswith("checkpoints/") and not taken:
+        if name.startswith(sent) and not taken:
             taken.append(StoreLock(Store(URL), patience=0, say=lambda line: None))
-            taken.append(objects(bucket, "bucket/run/checkpoints"))
+            taken.append(written())
 
     class Slow(Observer):
         def before_step(self, step):
@@ -377,8 +380,8 @@ def test_a_run_that_is_replaced_during_an_upload_stops_and_sends_no_file_more(el
     monkeypatch.setattr(Store, "send", send_and_be_replaced)
     with pytest.raises(Lost, match="was taken over by process"):
         train(CONFIG, URL, quiet=True, observers=[Slow()])
-    assert len(taken[1]) == 1  # of a checkpoint's many files
-    assert objects(bucket, "bucket/run/checkpoints") == taken[1]
+    assert sum(name.startswith(f"bucket/run/{sent}") for name in taken[1]) == 1
+    assert written() == taken[1]
 
 
 def test_a_lock_is_released_and_numbers_grow(bucket):
