@@ -2,7 +2,7 @@
 
 Save and restore:
 
-- `Checkpointer`: the checkpoints of one run; `save`, `wait`, `restore_latest`. `Restored`, `NotSaved`, `Best`.
+- `Checkpointer`: the checkpoints of one run; `save`, `wait`, `restore_latest`. `Restored`, `NotSaved`.
 - `FaultTolerantCheckpoints`: the same, with storage failures logged instead of raised.
 - `OneWriter`: the same, with process 0 alone reading and writing, for `MPIProcesses` or `JaxProcesses`.
 - `Replaceable`: leaves of a state that are made anew where those of a checkpoint do not fit.
@@ -24,7 +24,6 @@ of a state's leaves), `storage` (Orbax), `reader`.
 from jaxnet.checkpoints.checkpointer import Checkpointer, NotSaved, Restored
 from jaxnet.checkpoints.consensus import Consensus
 from jaxnet.checkpoints.fault_tolerant import FaultTolerantCheckpoints
-from jaxnet.checkpoints.files import Best
 from jaxnet.checkpoints.leaves import Replaceable
 from jaxnet.checkpoints.lock import BEAT_SECONDS, Heartbeat, Lock
 from jaxnet.checkpoints.rank_zero import JaxProcesses, MPIProcesses, OneWriter
@@ -32,7 +31,6 @@ from jaxnet.checkpoints.reader import FoundCheckpoint, find_checkpoint, read_lea
 
 __all__ = [
     "BEAT_SECONDS",
-    "Best",
     "Checkpointer",
     "Consensus",
     "FaultTolerantCheckpoints",

@@ -1,6 +1,6 @@
 """Save and restore the state of a run: a checkpoint is either complete or not there.
 
-    000200/manifest.json    what is in it (step, extra, metrics, leaves) and the digest of every file
+    000200/manifest.json    what is in it (step, extra, best, leaves) and the digest of every file
     000200/state/           an ordinary Orbax checkpoint: nested dicts of arrays
     damaged/000300-1/       a step that differed from its manifest: kept, never read, never deleted
 
@@ -28,11 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.consensus import LOST, Consensus, why_not
-from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
+from jaxnet.checkpoints.files import CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import NO_DEFAULTS, Replaceable, described, named_leaves
 from jaxnet.checkpoints.lock import Lost
 from jaxnet.checkpoints.reader import other_steps, read_state
@@ -65,8 +65,8 @@ class Restored(NamedTuple):
 class Checkpointer:
     """The checkpoints of one run, in a directory that all its processes share.
 
-    All processes make the same calls in the same order. The newest `keep` steps stay, and the one with the
-    best `metrics[best]`. On a file system with atomic renames, also under kill -9:
+    All processes make the same calls in the same order. The newest `keep` steps stay, and the best. On a file system
+    with atomic renames, also under kill -9:
 
     - When `wait` has returned, the step can be restored. It is deleted only while `keep` newer ones have a
       manifest and all their files at full length, the newest of them digested a moment before. The content of
@@ -79,8 +79,6 @@ class Checkpointer:
     Args:
         directory: where the steps are; made if it is absent.
         keep: how many of the newest steps stay.
-        best: the metric whose best step stays too; None for none.
-        best_mode: 'max' if more of the metric is better, 'min' if less is.
         fence: process 0 calls it before it publishes or deletes anything; it raises Lost when another run has
             taken over the directory.
         alone: this process reads and writes for all of a run, and the others have no such object; see `OneWriter`.
@@ -91,17 +89,12 @@ class Checkpointer:
         directory: Path,
         *,
         keep: int = 3,
-        best: str | None = None,
-        best_mode: Literal["max", "min"] = "max",
         fence: Callable[[], None] = lambda: None,
         alone: bool = False,
     ):
         if keep < 1:
             raise InputError(f"checkpoints: keep is {keep}; at least 1 must be kept")
-        if best_mode not in ("max", "min"):
-            raise InputError(f"checkpoints: best_mode is {best_mode!r}; it is 'max' or 'min'")
         self._keep = keep
-        self._best = None if best is None else Best(best, best_mode)
         self._files, self._fence = CheckpointFiles(Path(directory).absolute()), fence
         self._consensus, self._alone = Consensus(alone=alone), alone
         name = self._require_usable()
@@ -115,7 +108,7 @@ class Checkpointer:
         self._pending: tuple[int, Future[str]] | None = None
         self._attempts = (f"{name}-{number}" for number in itertools.count(1))
 
-    def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, step: int, state: Any, *, extra: dict[str, Any], best: int | None = None) -> None:
         """Start to save; return when `state` has been copied and its buffers may be donated.
 
         Waits for the save before this one. Does nothing if `step` was the last one saved or restored.
@@ -124,7 +117,7 @@ class Checkpointer:
             step: its number, larger than that of any step in the directory.
             state: a pytree of jax.Arrays.
             extra: small JSON.
-            metrics: values by name, for the choice of the best step.
+            best: the best step so far, which stays, if it is in the directory.
 
         Raises:
             NotSaved: the save before failed, or this one cannot begin.
@@ -139,7 +132,7 @@ class Checkpointer:
                 "which a resume would continue; train in another directory, or move the newer steps away"
             )
         leaves = named_leaves(state)
-        about = self._about(step, extra, metrics or {}, described(leaves))
+        about = _as_read({"step": step, "extra": extra, "best": best, "leaves": described(leaves)})
         staged = self._files.staging(step, next(self._attempts))
         if failure := self._consensus.begin(lambda: why_not(lambda: self._stage(staged))):
             raise self._raised(step, failure)
@@ -217,23 +210,6 @@ class Checkpointer:
             self._committer.shutdown()
             self._storage.close()
 
-    def _about(
-        self, step: int, extra: dict[str, Any], metrics: Mapping[str, float], leaves: dict[str, str]
-    ) -> dict[str, Any]:
-        if self._best is not None and metrics and self._best.metric not in metrics:
-            raise InputError(
-                f"checkpoints are ranked by the metric {self._best.metric!r}, which is not among those "
-                f"measured: {', '.join(sorted(metrics))}"
-            )
-        values = {name: float(value) for name, value in metrics.items()}
-        about = {"step": step, "extra": extra, "metrics": values, "leaves": leaves}
-        # Copy it: the caller may change `extra` before the background thread writes it. As it will be read.
-        try:
-            copied: dict[str, Any] = parse_json(json.dumps(about))
-        except ValueError as error:
-            raise InputError(f"extra of checkpoint step {step} could not be read again: {error}") from error
-        return copied
-
     # ---- The phases of a save ------------------------------------------------------------------------------
 
     def _stage(self, staged: Path) -> None:
@@ -257,12 +233,12 @@ class Checkpointer:
         if self._consensus.primary:
             manifest.write(staged, about)
             self._fence()  # as late as possible: another run may have taken over while the arrays were written
-            self._publish(staged, step)
+            self._publish(staged, step, about["best"])
 
-    def _publish(self, staged: Path, step: int) -> None:
+    def _publish(self, staged: Path, step: int, best: int | None) -> None:
         self._files.publish(staged, step)
         try:
-            self._files.retire(self._keep, self._best)
+            self._files.retire(self._keep, best)
         except OSError as error:
             _log.warning("old checkpoints in %s could not be deleted: %s", self._files.root, error)
 
@@ -310,6 +286,15 @@ class Checkpointer:
         if failure.startswith(LOST):
             return Lost(failure.removeprefix(LOST))
         return NotSaved(f"checkpoint step {step} could not be written to {self._files.root}: {failure}")
+
+
+def _as_read(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of what a manifest will say, as it will be read: the caller may change it before it is written."""
+    try:
+        copied: dict[str, Any] = parse_json(json.dumps(about))
+    except ValueError as error:
+        raise InputError(f"extra of checkpoint step {about['step']} could not be read again: {error}") from error
+    return copied
 
 
 def not_shared(root: Path, blind: Sequence[int]) -> InputError:

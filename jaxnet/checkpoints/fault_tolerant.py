@@ -22,11 +22,11 @@ class FaultTolerantCheckpoints:
         self._own, self._say = checkpoints, say
         self.unsaved = ""
 
-    def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, step: int, state: Any, *, extra: dict[str, Any], best: int | None = None) -> None:
         """See `Checkpointer.save`; a storage failure is logged."""
         self.wait()
         self.unsaved = ""
-        self._try(lambda: self._own.save(step, state, extra=extra, metrics=metrics))
+        self._try(lambda: self._own.save(step, state, extra=extra, best=best))
 
     def wait(self) -> None:
         """See `Checkpointer.wait`; a storage failure is logged."""

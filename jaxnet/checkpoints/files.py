@@ -16,7 +16,6 @@ One process works here at a time. Every change of state is one rename, which a f
 
 import contextlib
 import itertools
-import math
 import os
 import shutil
 import time
@@ -33,13 +32,6 @@ _SAVING = ".saving"
 _DELETING = ".deleting"
 _DAMAGED = "damaged"
 _TRIES, _AWAY = 40, 6  # looks at a directory, 0.05 s apart, and how many in a row must not find it
-
-
-class Best(NamedTuple):
-    """The metric that ranks steps, and whether its best value is the largest ('max') or the smallest ('min')."""
-
-    metric: str
-    mode: str
 
 
 class Survey(NamedTuple):
@@ -126,17 +118,14 @@ class CheckpointFiles:
                 self.path(step).rename(staged)
             raise
 
-    def retire(self, keep: int, best: Best | None) -> None:
-        """Delete the steps that are neither among the newest `keep` nor the best.
+    def retire(self, keep: int, best: int | None) -> None:
+        """Delete the steps that are neither among the newest `keep` nor `best`.
 
         Only steps with a manifest and all their files at full length count, and only they are deleted. A damaged
         or unreadable step does not take the place of a good one, and does not disappear.
         """
         complete = self._complete()
-        kept = set(sorted(complete)[-keep:])
-        if best is not None:
-            kept |= _best_steps(complete, best)
-        for step in complete.keys() - kept:
+        for step in complete.keys() - {*sorted(complete)[-keep:], best}:
             doomed = self.root / f"{step:06d}{_DELETING}"
             self.path(step).rename(doomed)
             shutil.rmtree(doomed)
@@ -164,9 +153,17 @@ class CheckpointFiles:
             return Survey(None, {}, [(step, str(damage))])
         return Survey(step, about, [])
 
-    def best_step(self, best: Best) -> int | None:
-        """Return the step with the best value, by file sizes alone complete; None if no step has a value."""
-        return max(_best_steps(self._complete(), best), default=None)
+    def best_step(self) -> int | None:
+        """Return which step was the best when the newest was saved, which is by file sizes alone complete."""
+        complete = self._complete()
+        if not complete:
+            return None
+        about = complete[max(complete)]
+        if "best" in about:
+            return about["best"]
+        # An older version said it in what the trainer saves for itself.
+        step = about["extra"].get("best_evaluation", {}).get("step", -1)
+        return None if step == -1 else step
 
     def set_aside(self, step: int) -> Path:
         """Move a damaged step into `damaged/`, where it is kept but never read, so that it can be saved again."""
@@ -192,8 +189,8 @@ class _About(NamedTuple):
 
     step: int
     extra: dict[str, Any]
-    metrics: dict[str, float]
     leaves: dict[str, str]
+    best: int | None = None
 
 
 def _of_step(step: int, found: Manifest) -> dict[str, Any]:
@@ -205,11 +202,3 @@ def _of_step(step: int, found: Manifest) -> dict[str, Any]:
     if about.step != step:
         raise DamagedCheckpoint(f"{manifest.NAME} is that of step {about.step}")
     return found.about
-
-
-def _best_steps(complete: Mapping[int, Mapping[str, Any]], best: Best) -> set[int]:
-    """Return the step with the best value, the newest of equals; an empty set where no step has a value."""
-    sign = 1 if best.mode == "max" else -1
-    values = {step: about["metrics"].get(best.metric, math.nan) for step, about in complete.items()}
-    ranked = {step: (sign * value, step) for step, value in values.items() if not math.isnan(value)}
-    return {max(ranked, key=lambda step: ranked[step])} if ranked else set()

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -104,8 +104,6 @@ class OneWriter:
         *,
         shared: bool = True,
         keep: int = 3,
-        best: str | None = None,
-        best_mode: Literal["max", "min"] = "max",
         fence: Callable[[], None] = lambda: None,
     ):
         self._processes = processes
@@ -113,7 +111,7 @@ class OneWriter:
         with contextlib.ExitStack() as until_all_have_looked:
 
             def make() -> str:
-                self._own = Checkpointer(directory, keep=keep, best=best, best_mode=best_mode, fence=fence, alone=True)
+                self._own = Checkpointer(directory, keep=keep, fence=fence, alone=True)
                 if not shared:
                     return ""
                 # Under a name that no other directory has, such as one of the same path on another host.
@@ -128,10 +126,10 @@ class OneWriter:
             if blind := [process for process, sees in seen if not sees]:
                 raise not_shared(directory, blind)
 
-    def save(self, step: int, state: Any, *, extra: dict[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+    def save(self, step: int, state: Any, *, extra: dict[str, Any], best: int | None = None) -> None:
         """See `Checkpointer.save`."""
         own = jax.tree.map(self._processes.collect, state)
-        self._write(lambda checkpoints: checkpoints.save(step, own, extra=extra, metrics=metrics))
+        self._write(lambda checkpoints: checkpoints.save(step, own, extra=extra, best=best))
 
     def wait(self) -> None:
         """See `Checkpointer.wait`."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnet.checkpoints.files import Best, CheckpointFiles, Survey
+from jaxnet.checkpoints.files import CheckpointFiles, Survey
 from jaxnet.checkpoints.leaves import Replaceable, described, differences_text, filled, leaves_to_read, named_leaves
 from jaxnet.errors import InputError
 from jaxnet.files import is_directory
@@ -52,8 +52,8 @@ def steps_at(path: Path) -> tuple[Path, int | None]:
     return path, None
 
 
-def find_checkpoint(root: Path, step: int | None = None, best: Best | None = None) -> FoundCheckpoint:
-    """Return the newest intact step under `root`, or `step`, or the one with the best metric.
+def find_checkpoint(root: Path, step: int | None = None, *, best: bool = False) -> FoundCheckpoint:
+    """Return the newest intact step under `root`, or `step`, or the one that was the best when the newest was saved.
 
     Every file of the step is digested first. A warning names newer steps that are damaged. Raises InputError when no
     step is intact, and when the one that was asked for is damaged or absent.
@@ -62,12 +62,12 @@ def find_checkpoint(root: Path, step: int | None = None, best: Best | None = Non
     steps = files.steps() if os.path.lexists(root) else []
     if not steps:
         raise InputError(f"there is no checkpoint in {root}: wanted the workdir of a run, or its checkpoints")
-    if best is not None:
-        step = files.best_step(best)
+    if best:
+        step = files.best_step()
         if step is None:
             raise InputError(
-                f"no checkpoint in {root} has the metric {best.metric!r} of validation examples; train with "
-                "validation=0.1, or leave out the choice of the best"
+                f"no checkpoint in {root} is known as the best, which evaluations on validation examples decide; train "
+                "with validation=0.1, or leave out the choice of the best"
             )
     found = files.survey() if step is None else files.examine(step)
     if found.step is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxnet.checkpoints import Best, FoundCheckpoint, find_checkpoint, read_leaves, steps_at
+from jaxnet.checkpoints import FoundCheckpoint, find_checkpoint, read_leaves, steps_at
 from jaxnet.checkpoints.leaves import described, differences_text, nested, shapes_of
 from jaxnet.config.file import load_config
 from jaxnet.config.keys import in_todays_keys
@@ -98,7 +98,7 @@ def load_network(
         raise InputError(f"{path} is one checkpoint: leave out the choice of a step")
     step = step if named is None else named
     with _require_run(path):
-        found = find_checkpoint(root, step, _best(path, config) if best else None)
+        found = find_checkpoint(root, step, best=best)
         architecture = _architecture(found, config)
         alone = architecture if member is None else dataclasses.replace(architecture, members=1)
         alone.check(str(found.path))
@@ -137,17 +137,6 @@ def _steps(path: Path) -> tuple[Path, int | None]:
             "that `jaxnet export` wrote"
         )
     return steps_at(path)
-
-
-def _best(path: Path, config: str | Path | None) -> Best:
-    """Return by which metric the best state of a run was chosen: its task's, as its newest checkpoint says."""
-    found = find_checkpoint(_steps(path)[0])
-    task = (
-        load_config(config).task
-        if config is not None
-        else rebuild_task(in_todays_keys(found.extra["config"]), str(path))
-    )
-    return Best(task.best, task.best_mode)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ The boundary to training:
 - `Model`: a pair of pure functions, init and apply; `Variables` is what a model holds, `Heads` what one with auxiliary
   classifiers gives in training. `abstract_variables`: the shapes alone.
 - `from_linen`, `from_nnx`: a Flax module as a `Model`; `example_key`: one key that stands for one an example.
+- `fast_keys`: JAX's random keys, with which CPUs draw the same numbers faster.
 - `network_options`, `inference_options`, `once_options`: XLA compile options by the kind of program.
 
 Networks:
@@ -20,6 +21,7 @@ from jaxnet.models.alexnet import AlexNet, AlexNet2012
 from jaxnet.models.cnn import CNN, Cifar10
 from jaxnet.models.compile_options import inference_options, network_options, once_options
 from jaxnet.models.example_key import example_key
+from jaxnet.models.fast_keys import fast_keys
 from jaxnet.models.googlenet import GoogLeNet
 from jaxnet.models.inception_v3 import InceptionV3
 from jaxnet.models.lstm import LSTM, TextLSTM
@@ -62,6 +64,7 @@ __all__ = [
     "ViT",
     "abstract_variables",
     "example_key",
+    "fast_keys",
     "from_linen",
     "from_nnx",
     "guarded",

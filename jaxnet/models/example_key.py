@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax.extend.random import define_prng_impl
 
 from jaxnet.errors import InputError
+from jaxnet.models.fast_keys import fast_keys
 
-_data, _wrap = jax.random.key_data, jax.random.wrap_key_data
+_data = jax.random.key_data
 
 
 def example_key(keys: jax.Array) -> jax.Array:
@@ -35,8 +36,12 @@ def example_key(keys: jax.Array) -> jax.Array:
     True
     """
     rows = _data(keys)
-    key: jax.Array = _wrap(rows, impl=_implementation(*rows.shape))
+    key: jax.Array = jax.random.wrap_key_data(rows, impl=_implementation(*rows.shape))
     return key
+
+
+def _wrap(rows: jax.Array) -> jax.Array:
+    return fast_keys(jax.random.wrap_key_data(rows))
 
 
 @functools.lru_cache  # a new one would be a new type of key, and compile everything again

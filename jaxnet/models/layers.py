@@ -85,6 +85,12 @@ def normal_init(deviation: float, width: float = 1.0) -> Initializer:
 # ---- Activation and dropout ----------------------------------------------------------------------------
 
 
+def kept(x: jax.Array) -> jax.Array:
+    """The same array, which XLA:CPU computes once and keeps, and not again for each of its readers."""
+    result: jax.Array = lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda y: y)
+    return result
+
+
 @jax.custom_jvp
 def kept_relu(x: jax.Array) -> jax.Array:
     """Return `max(x, 0)` and keep it for the gradient: for the end of a residual block.
@@ -96,8 +102,7 @@ def kept_relu(x: jax.Array) -> jax.Array:
     >>> jax.vmap(jax.value_and_grad(kept_relu))(jnp.array([-1.0, 0.0, 2.0]))[1].tolist()
     [0.0, 0.0, 1.0]
     """
-    kept: jax.Array = lax.platform_dependent(nn.relu(x), cpu=lax.optimization_barrier, default=lambda y: y)
-    return kept
+    return kept(nn.relu(x))
 
 
 @kept_relu.defjvp

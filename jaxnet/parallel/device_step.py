@@ -20,7 +20,7 @@ from jaxnet.comm import (
     varying_along,
     varying_axes,
 )
-from jaxnet.models import leaf_name
+from jaxnet.models import fast_keys, leaf_name
 from jaxnet.parallel.kernel_gradients import fast_kernel_gradients
 from jaxnet.parallel.state import LossScale, TrainState, before_sum, divided, divisor, scaled
 from jaxnet.tasks.task import WEIGHT, Batch, LossFn, LossOutput, PyTree
@@ -38,7 +38,7 @@ def example_keys(key_data: jax.Array, step: jax.Array, ids: jax.Array) -> jax.Ar
         step_key = jax.random.fold_in(key, step)
         return jax.vmap(lambda row: jax.random.fold_in(step_key, row))(ids)
 
-    keys = jax.random.wrap_key_data(key_data)
+    keys = fast_keys(jax.random.wrap_key_data(key_data))
     return jax.vmap(of_run, out_axes=1)(keys) if keys.ndim else of_run(keys)
 
 

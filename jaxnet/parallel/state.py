@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxnet.comm import Reducer, one_per_device, replicated
 from jaxnet.ensembles import member_keys
 from jaxnet.errors import InputError, shown
-from jaxnet.models import Model, Variables, leaf_name
+from jaxnet.models import Model, Variables, fast_keys, leaf_name
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 # ---- A loss scale for float16: gradients too small for its 5 bits of exponent are multiplied up, and divided again
@@ -180,7 +180,7 @@ def first_state(
     shapes of what the model is called with for one example. With `members` the model is that of an ensemble, and the
     optimizer too.
     """
-    key = jax.random.key(seed) if members is None else member_keys(seed, members)
+    key = fast_keys(jax.random.key(seed) if members is None else member_keys(seed, members))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
     variables = with_values(model.init(key, zeros), initial)
     return TrainState(

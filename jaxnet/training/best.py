@@ -58,6 +58,12 @@ class BestEvaluation(Observer):
         value = metric_text(self._metric, best.value)
         return f"no better {self._metric} on the validation examples than {value} at step {best.step}, in {evaluations}"
 
+    @property
+    def step(self) -> int | None:
+        """After which it was made; None: there was none."""
+        best = self._past[-1]
+        return None if best.value is None else best.step
+
     def to_save(self) -> dict[str, Any]:
         """For what is saved with a checkpoint."""
         return self._past[-1]._asdict()

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.checkpoints.leaves import described, named_leaves
 from jaxnet.comm import one_per_device
 from jaxnet.config.keys import flatten
-from jaxnet.data import Inputs
+from jaxnet.data import Inputs, has_classes, inputs_of
+from jaxnet.errors import InputError, shown
 from jaxnet.object_storage.store import remote_url
 from jaxnet.parallel.state import TrainState, abstract_state, first_comm, stored_scale
 from jaxnet.training.best import BestEvaluation
@@ -37,6 +38,8 @@ from jaxnet.training.workdir import Workdir
 
 _BEST = "best_evaluation"  # in what is saved with a state
 _OWES_EVALUATION = "owes_evaluation"  # likewise
+_INPUTS = "inputs"  # likewise, and read by whoever uses the network
+_EXAMPLES = "examples"  # likewise, of training and validation
 
 
 class Start(NamedTuple):
@@ -63,15 +66,15 @@ class Start(NamedTuple):
 
 def open_checkpoints(experiment: Experiment, workdir: Workdir) -> FaultTolerantCheckpoints:
     """The run's checkpoints: written by process 0 alone with MPI, and where the processes share no directory."""
-    processes, task, directory = experiment.processes, experiment.config.task, workdir.path / "checkpoints"
-    kept: Any = {"keep": experiment.config.checkpoints.keep, "best": task.best, "best_mode": task.best_mode}
+    processes, directory = experiment.processes, workdir.path / "checkpoints"
+    kept: Any = {"keep": experiment.config.checkpoints.keep, "fence": workdir.fence}
     ranks, several = processes.cluster.mpi, processes.cluster.process_count > 1
     checkpoints: Checkpointer | OneWriter
     if ranks or (several and workdir.mirror):
         talk = MPIProcesses(ranks) if ranks else JaxProcesses()
-        checkpoints = OneWriter(directory, talk, shared=not workdir.mirror, fence=workdir.fence, **kept)
+        checkpoints = OneWriter(directory, talk, shared=not workdir.mirror, **kept)
     else:
-        checkpoints = Checkpointer(directory, fence=workdir.fence, **kept)
+        checkpoints = Checkpointer(directory, **kept)
     return FaultTolerantCheckpoints(checkpoints, _say(processes))
 
 
@@ -96,18 +99,54 @@ def newest(experiment: Experiment, checkpoints: FaultTolerantCheckpoints) -> Res
 
 
 def start(experiment: Experiment, restored: Restored | None) -> Start:
-    """Begin with what was restored, or make the first state."""
+    """Begin with what was restored, or make the first state.
+
+    Raises:
+        InputError: the data set has other classes than that of which the run learned its labels.
+    """
     config = experiment.config
     if restored is None:
         path, state = config.initial_weights, experiment.init()
         weights = "" if path is None else initial_text(Path(path), experiment.variables)
         return Start(state, 0, GuardState(), True, weights=weights)
-    if changed := other_decoder(config, restored.extra):
+    require_same_classes(experiment.tests, restored)
+    for changed in filter(None, [other_decoder(config, restored.extra), _other_examples(experiment, restored)]):
         _say(experiment.processes)(changed)
     state = experiment.layout.cut(restored.state)
     owes_evaluation = bool(restored.extra.get(_OWES_EVALUATION))
     best = restored.extra.get(_BEST)  # an older version saved none
     return Start(state, restored.step, GuardState.saved(restored.extra), False, owes_evaluation, best)
+
+
+def require_same_classes(source: Any, restored: Restored) -> None:
+    """Refuse classes with other names, or in another order, than those whose labels the run has learned."""
+    if _INPUTS not in restored.extra or not has_classes(source):
+        return
+    before, now = Inputs.from_json(restored.extra[_INPUTS]).class_names, inputs_of(source).class_names
+    if before and now and before != now:
+        label = next((at for at, pair in enumerate(zip(before, now, strict=False)) if len({*pair}) > 1), None)
+        what = "" if label is None else f" (label {label} was {shown(before[label])} and is {shown(now[label])})"
+        raise InputError(
+            f"the data set has {len(now)} classes, other than the {len(before)} of which step {restored.step} was "
+            f"trained{what}: give them their names and number back, or train in another workdir"
+        )
+
+
+def _other_examples(experiment: Experiment, restored: Restored) -> str | None:
+    """The line that says that the data set has grown or shrunk."""
+    before, now = restored.extra.get(_EXAMPLES), _examples(experiment)
+    if before in (None, now):  # an older version did not save it
+        return None
+    held = "; what is held back for validation is drawn anew, of what the run was trained on too"
+    return (
+        f"the data set had {before:,} examples when step {restored.step} was saved and has {now:,}: from here on "
+        f"batches are of those it has{held if experiment.validation else ''}"
+    )
+
+
+def _examples(experiment: Experiment) -> int:
+    held = experiment.validation
+    return int(experiment.source.num_examples + (held.num_examples if held else 0))
 
 
 def restore(
@@ -178,21 +217,17 @@ class Saver(Observer):
         self._experiment, self._checkpoints, self._guard, self._ledger = experiment, checkpoints, guard, ledger
         self._best = best
         config = experiment.config
-        self._constant = {"config": flatten(config), **decoder(config)}
+        self._constant = {"config": flatten(config), _EXAMPLES: _examples(experiment), **decoder(config)}
         if inputs is not None:
-            self._constant["inputs"] = inputs.as_json()
+            self._constant[_INPUTS] = inputs.as_json()
         else:
             self._constant["example"] = described(named_leaves(config.task.asked_shapes(experiment.example)))
 
-    def save(
-        self, state: TrainState, step: int, evaluation: Mapping[str, Mapping[str, Any]] | None, owed: bool
-    ) -> None:
+    def save(self, state: TrainState, step: int, owed: bool) -> None:
         """Write a checkpoint in the background; `owed`: the evaluation of this step is still to be made."""
         said = {"next_step": step, "guard": self._guard().to_save(), _OWES_EVALUATION: owed}
         extra = {**self._constant, **said, _BEST: self._best.to_save()}
-        # Only the validation examples choose the best: what was found on the test examples is not even named.
-        chosen_by = (evaluation or {}).get("validation")
-        self._checkpoints.save(step, self._experiment.layout.whole(state), extra=extra, metrics=chosen_by)
+        self._checkpoints.save(step, self._experiment.layout.whole(state), extra=extra, best=self._best.step)
 
     def on_end(self, step: int) -> None:
         """Wait until all is written."""

@@ -19,7 +19,7 @@ from jaxnet.training.recovery import Recovery
 from jaxnet.training.stopping import StopSignal
 
 Values = dict[str, Any]
-SaveFn = Callable[[TrainState, int, Mapping[str, Values] | None, bool], None]
+SaveFn = Callable[[TrainState, int, bool], None]
 
 
 class Outcome(NamedTuple):
@@ -52,7 +52,7 @@ class Loop:
         experiment: what is trained.
         step: the compiled step.
         evaluate: what to log of a state's evaluation, by split.
-        save: `save(state, step, evaluation, owed)`: writes a checkpoint. `owed`: an evaluation is still to be made.
+        save: `save(state, step, owed)`: writes a checkpoint. `owed`: an evaluation is still to be made.
         guard: what is done about numbers that go wrong.
         observers: all that watches; see `Observer`.
     """
@@ -113,12 +113,12 @@ class Loop:
                     batches.rewind(step)
                     continue
 
-                # 5. Evaluate, then save: the checkpoint holds the evaluation's metrics.
+                # 5. Evaluate, then save: the checkpoint says whether it is the best so far.
                 if evaluates:
                     evaluation = self._evaluate(state, step)
                     finished = finished or self._wanted is not None
                 if saves:
-                    self._save(state, step, evaluation if evaluates else None, owed=due and not evaluates)
+                    self._save(state, step, owed=due and not evaluates)
             self._log(self._pace.drain(last=True))
             self.guard.drain()
             for observer in self.observers:
@@ -169,11 +169,11 @@ class Loop:
             self._tell(step, split, values)
         return found
 
-    def _save(self, state: TrainState, step: int, evaluation: Mapping[str, Values] | None, *, owed: bool) -> None:
+    def _save(self, state: TrainState, step: int, *, owed: bool) -> None:
         self._log(self._pace.drain())
         self.guard.drain()
         with self._pause("a checkpoint", "checkpoint"):
-            self.save(state, step, evaluation, owed)
+            self.save(state, step, owed)
 
     def _log(self, lines: Iterator[LogLine]) -> None:
         for step, values in lines:

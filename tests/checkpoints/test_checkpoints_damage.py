@@ -64,7 +64,7 @@ def replaced_by(make, name=None):
 
 def sealed(names, **about):
     """The harm of a stranger who can seal a manifest."""
-    whole = {"step": 300, "extra": {}, "metrics": {}, "leaves": {}, **about}
+    whole = {"step": 300, "extra": {}, "best": None, "leaves": {}, **about}
 
     def harm(step):
         (step / manifest.NAME).write_text(manifest._render(manifest.Manifest(whole, names)))
@@ -95,7 +95,7 @@ def sealed(names, **about):
         (sealed({"x" * 300: OF_NOTHING}), r"x{100}\.\.\. \(300 characters\) cannot be read: File name too long"),
         (sealed({}, step="300"), r"manifest\.json is no run's: its step is '300', wanted a whole number"),
         (sealed({}, extra=[]), r"manifest\.json is no run's: its extra is \[\], wanted an object"),
-        (sealed({}, metrics={"loss": "low"}), r"manifest\.json is no run's: its metrics\.'loss' is 'low', wanted a n"),
+        (sealed({}, best="low"), r"manifest\.json is no run's: its best is 'low', wanted a whole number"),
         (sealed({}, leaves=None), r"manifest\.json is no run's: its leaves is None, wanted an object"),
     ],
 )
