@@ -205,6 +205,12 @@ def check_update(optimizer: optax.GradientTransformation, params: PyTree) -> Non
         old, new = jax.tree.structure(before), jax.tree.structure(after)
         if str(old) != str(new):
             raise InputError(f"optimizer: update gave {what} of the form {new!s:.80}: wanted {old!s:.80}")
+        for path, leaf in jax.tree.leaves_with_path(before):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+                raise InputError(
+                    f"optimizer: its state holds {leaf.dtype} in {leaf_name(path)}: wanted arrays of numbers; of a "
+                    "random key keep jax.random.key_data"
+                )
         for (path, one), other in zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True):
             if one.shape != other.shape or (what == "state" and one.dtype != other.dtype):
                 name = leaf_name(path)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 from jaxnet.comm.buckets import require_cap
 from jaxnet.comm.cut import traced
@@ -36,11 +36,25 @@ def backward_order(gradient: Callable[..., PyTree], *shapes: PyTree) -> tuple[in
     >>> backward_order(jax.grad(loss), {"a": square, "b": square}, x)
     (0, 1)
     """
-    jaxpr = traced(gradient, shapes).jaxpr
-    made_at = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
-    # Outputs that no operation makes are arguments or literals: ready from the start.
-    ready = [-1 if isinstance(var, Literal) else made_at.get(var, -1) for var in jaxpr.outvars]
+    program = traced(gradient, shapes).jaxpr
+    return order_of(program, program.outvars)
+
+
+def order_of(program: Jaxpr, results: Sequence[Any]) -> tuple[int, ...]:
+    """Indices of results of a program as `traced` gives it, first the one that is computed first."""
+    made_at = {var: index for index, eqn in enumerate(program.eqns) for var in eqn.outvars}
+    # Results that no operation makes are arguments or literals: ready from the start.
+    ready = [-1 if isinstance(var, Literal) else made_at.get(var, -1) for var in results]
     return tuple(sorted(range(len(ready)), key=lambda leaf: (ready[leaf], -leaf)))
+
+
+def depend_on(program: Jaxpr, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[int, ...]:
+    """Indices of results that are computed from these arguments, by operations as they stand in the program."""
+    found = set(arguments)
+    for eqn in program.eqns:
+        if any(var in found for var in eqn.invars if not isinstance(var, Literal)):
+            found.update(eqn.outvars)
+    return tuple(index for index, var in enumerate(results) if not isinstance(var, Literal) and var in found)
 
 
 def reordered(leaves: Sequence[Any], order: Sequence[int]) -> list[Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import HOST, is_described, mesh_size
+from jaxnet.comm import HOST, Strategy, is_described, mesh_size
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.data.photos.views import usual_resize
@@ -143,6 +143,21 @@ def check_model(
         lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])) if leaf.shape[:1] == (examples,) else leaf, outputs
     )
     config.task.check_model(config.model, one, source)
+
+
+def check_axes(strategy: Strategy, mesh: Mesh, params: Any) -> None:
+    """Refuse a reducer that sums over some axes of the mesh only: each group of devices would train by itself."""
+    if strategy.reducer is None or not any(leaf.size for leaf in jax.tree.leaves(params)):
+        return
+    planned = strategy.reducer.plan(params, mesh.shape).collectives
+    if alone := [
+        axis for axis, size in mesh.shape.items() if size > 1 and not any(axis in each.axes for each in planned)
+    ]:
+        sizes = "x".join(map(str, mesh.shape.values()))
+        raise InputError(
+            f"strategy={strategy.label}: nothing in it is summed over the axis {' and '.join(map(repr, alone))} of the "
+            f"mesh {sizes}; wanted sums over all of 'host' and 'device' that are longer than 1"
+        )
 
 
 def check_norm(config: Config, mode: Mode, stats: Any) -> None:

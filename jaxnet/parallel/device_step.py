@@ -345,8 +345,13 @@ def _mean(result: LossOutput, devices: int, tracked_axes: tuple[str, ...], toget
         parts = [varying_along(leaf, AXES) for leaf in parts]
     with jax.named_scope("metrics"):
         sums, _ = together.reduce(parts, together.init(parts, dict.fromkeys(AXES, 1)))
-    means = iter(sums)
-    return jax.tree.unflatten(tree, [next(means) / devices if d else x for x, d in zip(leaves, differs, strict=True)])
+    means = iter([mean_of(total, devices) for total in sums])
+    return jax.tree.unflatten(tree, [next(means) if d else x for x, d in zip(leaves, differs, strict=True)])
+
+
+def mean_of(total: jax.Array, devices: int) -> jax.Array:
+    """A sum over devices as their mean, in its dtype; of integers, such as counts of steps, rounded down."""
+    return total // devices if jnp.issubdtype(total.dtype, jnp.integer) else total / devices
 
 
 def mean_plan(

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxnet.errors import InputError
 
@@ -31,28 +32,32 @@ _CALLS = frozenset(
 _WHOLE = "take a strategy that keeps the parameters whole, such as hierarchical"
 
 
-def require_elementwise(optimizer: optax.GradientTransformation, params: PyTree, *, flat: bool, label: str) -> None:
-    """Raise InputError unless an optimizer does the same to shards of parameters of these shapes as to the whole.
+def require_elementwise(optimizer: optax.GradientTransformation, params: PyTree, *, label: str) -> None:
+    """Raise InputError unless every operation of an optimizer's update goes element by element.
 
     Args:
         optimizer: of which nothing else is known.
         params: shapes of the whole parameters.
-        flat: whether a shard has one dim, whatever the parameter has.
-        label: of the strategy.
+        label: of the strategy, which gives it shards.
     """
-    program = _program(optimizer, params)
-    if mixing := sorted({name for name in map(_mixes, program) if name}):
+    if mixing := sorted({name for name in map(_mixes, _program(optimizer, params)) if name}):
         raise InputError(
             f"optimizer: it mixes the elements of a parameter ({', '.join(mixing)}), of which strategy={label} gives "
             f"it shards; {_WHOLE}, or jaxnet.Optimizer, whose norms are those of all shards together"
         )
-    if not flat:
-        return
-    shards = jax.tree.map(lambda leaf: leaf.update(shape=(leaf.size,)), params)
-    if _names(_program(optimizer, shards)) != _names(program):
+
+
+def require_same_rule(optimizer: optax.GradientTransformation, params: PyTree, shards: PyTree, *, label: str) -> None:
+    """Raise InputError unless an optimizer does the same to shards as to whole parameters, both given as shapes.
+
+    A mask may look at dims, and a rate at sizes, such as that of a layer's inputs: the programs of both updates must
+    have the same operations with the same numbers in them.
+    """
+    if _rule(_program(optimizer, shards)) != _rule(_program(optimizer, params)):
         raise InputError(
-            f"optimizer: what it does to a parameter depends on its shape, and strategy={label} gives it flat shards; "
-            f"give masks as trees of True and False instead of functions that look at shapes, or {_WHOLE}"
+            f"optimizer: what it does to a parameter depends on its shape, and strategy={label} gives it shards of "
+            "other shapes; give masks as trees of True and False and rates as numbers, instead of functions that look "
+            f"at shapes, or {_WHOLE}"
         )
 
 
@@ -62,9 +67,11 @@ def _program(optimizer: optax.GradientTransformation, params: PyTree) -> list[Ja
     return list(_operations(jax.make_jaxpr(optimizer.update)(params, state, params).jaxpr))
 
 
-def _names(program: list[JaxprEqn]) -> list[str]:
-    """The operations, but for those that only give a number the shape of a parameter."""
-    return [eqn.primitive.name for eqn in program if eqn.primitive.name != "broadcast_in_dim"]
+def _rule(program: list[JaxprEqn]) -> list[tuple[str, list[float], Any]]:
+    """The operations and the numbers in them, but for those that only give a number the shape of a parameter."""
+    numbers = lambda eqn: [float(var.val) for var in eqn.invars if isinstance(var, Literal) and not np.ndim(var.val)]  # noqa: E731
+    kept = [eqn for eqn in program if eqn.primitive.name != "broadcast_in_dim"]
+    return [(eqn.primitive.name, numbers(eqn), eqn.params.get("y")) for eqn in kept]
 
 
 def _operations(program: Jaxpr) -> Iterator[JaxprEqn]:

@@ -62,7 +62,7 @@ class Traffic(NamedTuple):
     Attributes:
         metrics: how many scalars are averaged over devices.
         weighted: whether the mean weight of the examples is one more.
-        averages: whether BatchNorm's running averages differ between devices, and so are averaged too.
+        averages: which leaves of the running averages differ between devices, and so are averaged too.
         norms: the collectives of an optimizer that sees shards of the parameters.
         total_steps: of the run.
         examples: of a device's share of a batch.
@@ -70,7 +70,7 @@ class Traffic(NamedTuple):
 
     metrics: int
     weighted: bool
-    averages: bool
+    averages: tuple[int, ...]
     norms: Callable[[ShardedParams], tuple[Collective, ...]]
     total_steps: int
     examples: int

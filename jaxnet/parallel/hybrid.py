@@ -214,6 +214,7 @@ def _applied(
         if path:
             paths.append(path)
         if path and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+            _require_plain(context.module, path)
             names.append(path)
             entering.append(args[0])
             outputs.append(jax.typeof(result))
@@ -235,6 +236,15 @@ def _applied(
         for path, var, out in zip(names, jaxpr.outvars, outputs, strict=True)
     ]
     return seen, paths
+
+
+def _require_plain(layer: nn.Module, path: str) -> None:
+    """Refuse a layer that multiplies in a way of its own, which a cut one would not."""
+    own = [name for name in ("dot_general", "dot_general_cls") if getattr(layer, name, None) is not None]
+    if getattr(layer, "promote_dtype", nn.dtypes.promote_dtype) is not nn.dtypes.promote_dtype:
+        own.append("promote_dtype")
+    if own:
+        raise InputError(f"shard_dense: {path} has a {' and a '.join(own)} of its own; leave the layer out")
 
 
 def _one_key() -> jax.Array:

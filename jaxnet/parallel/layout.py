@@ -1,7 +1,6 @@
 """How a state lies on the mesh between steps: whole on every device, in shards, or a copy of its own on each."""
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -77,10 +76,15 @@ class Layout:
         return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), self.shapes, self.shardings)
 
     @property
+    def shapes_on_device(self) -> TrainState:
+        """The shapes of what lies on one device."""
+        part = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)  # noqa: E731
+        return jax.tree.map(part, self.placed_shapes)
+
+    @property
     def bytes_per_device(self) -> int:
         """Bytes of a state that lie on one device."""
-        shapes = [(leaf, leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(self.placed_shapes)]
-        return sum(math.prod(part) * leaf.dtype.itemsize for leaf, part in shapes)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes_on_device))
 
     def make(self, first: Callable[..., TrainState], *given: PyTree) -> TrainState:
         """The state that a step takes, made on the mesh where it belongs; `first(*given)` makes it whole."""

@@ -39,6 +39,7 @@ from jaxnet.parallel.device_step import (
     StepFn,
     example_keys,
     loss_gradient,
+    mean_of,
     per_weight,
     update_state,
     warmed_decay,
@@ -205,6 +206,8 @@ def local_step(
         else:
             state, metrics = skip(update, state, state.comm, grads, result.metrics)
             moves, found = synchronous & (metrics[SKIPPED] == 0), {NOT_FINITE: metrics.pop(NOT_FINITE)}
+        if averaging.synchronous_steps:
+            state = state._replace(optimizer=_anchored(state.optimizer, state.params, synchronous))
         state, metrics = _round_end(state, metrics, ends, averaging, devices, mean)
         if average_decay is not None:
             decay = warmed_decay(average_decay, state.step - 1)
@@ -243,6 +246,14 @@ def _round_end(
     return state._replace(params=after.params, stats=after.stats, optimizer=optimizer_state), after.metrics
 
 
+def _anchored(optimizer_state: PyTree, params: PyTree, synchronous: jax.Array) -> PyTree:
+    """With the parameters of a synchronous step as those with which the next round begins, where that is remembered."""
+    if not isinstance(optimizer_state, BlockFilterState):
+        return optimizer_state
+    anchor = jax.tree.map(lambda new, old: jnp.where(synchronous, new, old), params, optimizer_state.anchor)
+    return optimizer_state._replace(anchor=anchor)
+
+
 def _filtered(block: BlockFilter, devices: int, mean: PyTree, state: BlockFilterState) -> BlockFilterState:
     momentum = block.momentum_among(devices)
     delta = jax.tree.map(
@@ -254,7 +265,7 @@ def _filtered(block: BlockFilter, devices: int, mean: PyTree, state: BlockFilter
 def _mean_over(devices: int, reducer: Reducer) -> Callable[[Exchange], Exchange]:
     def mean(own: Exchange) -> Exchange:
         sums, _ = reducer.reduce(own, reducer.init(own, BOUND_AXES))
-        means: Exchange = jax.tree.map(lambda total: _varying(total / devices), sums)
+        means: Exchange = jax.tree.map(lambda total: _varying(mean_of(total, devices)), sums)
         return means
 
     return mean

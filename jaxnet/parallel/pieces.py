@@ -42,6 +42,7 @@ from jaxnet.parallel.device_step import (
     example_keys,
     guard_plan,
     loss_gradient,
+    mean_of,
     non_finite_in,
     one_message,
     unless_any,
@@ -254,7 +255,7 @@ class PiecesStep:
         # 3. The update: one program or, across the end of the step, one for what depends on the same messages.
         def update(state: TrainState, sums: Sequence[jax.Array]) -> tuple[TrainState, Metrics]:
             by, first = divisor(devices, state.scale, remembered), sent.first
-            result = sent.others.unpack([total / devices for total in sums[: len(sent.others.specs)]])
+            result = sent.others.unpack([mean_of(total, devices) for total in sums[: len(sent.others.specs)]])
             totals, unpack, decay = sums[first:], sent.gradients.unpack, self._options.average_decay
             new, metrics = update_by_sum(state, totals, by, result, self._optimizer, decay, unpack)
             if flagged:
@@ -299,7 +300,8 @@ def _groups(sent: _Sent, at_once: bool) -> list[list[int]]:
     for place, leaves in enumerate(sent.leaves, sent.first):
         groups.append([place, *(count + leaf for leaf in dict.fromkeys(leaves) if leaf not in seen)])
         seen.update(leaves)
-    return [*groups, [sent.first - 1]]
+    empty = [count + leaf for leaf in range(*sent.flags.shape) if leaf not in seen]  # and so in no message
+    return [*groups, [sent.first - 1, *empty]]
 
 
 def _largest_on_the_wire(gradients: Messages, mesh: Mesh) -> float:

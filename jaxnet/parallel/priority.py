@@ -234,7 +234,9 @@ def turns_of(reads: Sequence[int], held: Sequence[Sequence[int]]) -> tuple[list[
     first = [min(reads[leaf] for leaf in leaves) for leaves in held]
     rank = {message: turn for turn, message in enumerate(sorted(range(len(held)), key=first.__getitem__))}
     of_messages = [rank[message] for message in range(len(held))]
-    of_leaves = [max(rank[m] for m, leaves in enumerate(held) if leaf in leaves) for leaf in range(len(reads))]
+    # A leaf without elements is in no message.
+    turns = [[rank[m] for m, leaves in enumerate(held) if leaf in leaves] for leaf in range(len(reads))]
+    of_leaves = [max(own, default=0) for own in turns]
     return of_messages, of_leaves
 
 
@@ -248,7 +250,7 @@ def could_overflow(grads: PyTree, devices: int, limit: float) -> list[jax.Array]
     instead of the largest one: that costs least on CPUs, and differs only near 1e38.
     """
     wide = limit >= float(jnp.finfo(jnp.float32).max)
-    size = lambda leaf: jnp.abs(leaf).sum(dtype=jnp.float32) if wide else jnp.abs(leaf).max()  # noqa: E731
+    size = lambda leaf: jnp.abs(leaf).sum(dtype=jnp.float32) if wide else jnp.abs(leaf).max(initial=0)  # noqa: E731
     return [~(devices * size(leaf).astype(jnp.float32) <= limit) for leaf in jax.tree.leaves(grads)]
 
 
@@ -354,9 +356,10 @@ def lower_updates(
     for group, piece in zip(groups, pieces.programs, strict=True):
         number.update(zip(group, piece.results, strict=True))
     readers = [each for piece in pieces.programs for each in piece.reads]
-    parts = []
+    # An optimizer may keep what it was given, such as the parameters of the step before.
+    kept, parts = set(number.values()), []
     for piece in pieces.programs:
-        gone = {n for n in range(owned) if number[n] in piece.gives and readers.count(n) == 1}
+        gone = {n for n in range(owned) if number[n] in piece.gives and readers.count(n) == 1 and n not in kept}
         donate = tuple(place for place, each in enumerate(piece.reads) if each in gone)
         program = lower_here(UPDATE, piece.run, [pieces.shapes[n] for n in piece.reads], own_device(mesh), donate)
         sums = tuple(n - owned for n in piece.reads if owned <= n < owned + len(specs))

@@ -134,7 +134,9 @@ class Replicated:
         if reducer is None:
             return StepPlan((), (), leaves, None)
         gradients = reducer.plan(state.params, sizes)
-        averages = state.stats if traffic.averages else None
+        stats = jax.tree.leaves(state.stats)
+        # By pmap all travel, because JAX does not say there which differ.
+        averages = stats if self.options.mode == "pmap" else [stats[leaf] for leaf in traffic.averages]
         planned = gradients.collectives
         planned += mean_plan(averages, traffic.metrics + traffic.weighted, sizes, one_message(self.options.all_reduce))
         if axes := layout.cut_axes:

@@ -92,7 +92,8 @@ class ShardedUpdate:
         """Gathers and scatters, metrics and running averages, then norms and the guard, which span all shards."""
         state, sizes = layout.whole_shapes, self.mesh.shape
         sent = self.shards.plan(state.params, sizes)
-        averages = state.stats if traffic.averages else None
+        stats = jax.tree.leaves(state.stats)
+        averages = [stats[leaf] for leaf in traffic.averages]
         planned = sent.collectives + mean_plan(averages, traffic.metrics + traffic.weighted, sizes)
         planned += traffic.norms(ShardedParams(state.params, AXES))
         planned += guard_plan(state.params, AXES, sizes) if self.options.skip else ()

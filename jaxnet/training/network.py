@@ -2,18 +2,21 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
-from jaxnet.comm import AXES, DEVICE, backward_order
+from jaxnet.comm import AXES, DEVICE
+from jaxnet.comm.cut import traced
+from jaxnet.comm.order import depend_on, order_of
 from jaxnet.config.fit import check_model
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.ensembles import ensemble_loss
 from jaxnet.errors import InputError, users_code
-from jaxnet.models import Model, Variables, abstract_variables, from_linen, guarded
+from jaxnet.models import Model, Variables, abstract_variables, from_linen, guarded, leaf_name
 from jaxnet.optimizer import Optimizer, multipliers
 from jaxnet.parallel import Mode
 from jaxnet.parallel.hybrid import ShardedDense, with_sharded
@@ -84,6 +87,12 @@ def checked_variables(
 ) -> Variables:
     """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
     variables = abstract_variables(model, inputs)
+    for path, leaf in jax.tree.leaves_with_path(variables.stats):
+        if leaf.dtype == jnp.bool_:
+            raise InputError(
+                f"the model {type(config.model).__name__}: its variable {leaf_name(path)} is bool: wanted a number, "
+                "because devices take the mean of what a step changes; keep it as int32"
+            )
     two = _inputs(config.task, _with_batch(2, example))
     check_model(config, model, variables, source, two, examples=2)
     check_resolutions(model, variables, phases, inputs)
@@ -92,10 +101,23 @@ def checked_variables(
     return variables
 
 
-def gradient_order(
-    task: Task, model: Model, variables: Variables, batch: Mapping[str, Any]
-) -> tuple[tuple[int, ...], set[str]]:
-    """The order in which backward produces gradients, and the names of the metrics of the loss.
+class TracedLoss(NamedTuple):
+    """What the program of a loss and its gradient says.
+
+    Attributes:
+        order: in which backward produces the gradients.
+        metrics: the names of the loss's metrics.
+        averages: which leaves of the running averages the examples change. Others, such as those of a frozen BatchNorm,
+            are the same on all devices and are not sent.
+    """
+
+    order: tuple[int, ...]
+    metrics: set[str]
+    averages: tuple[int, ...]
+
+
+def traced_loss(task: Task, model: Model, variables: Variables, batch: Mapping[str, Any]) -> TracedLoss:
+    """Trace the loss of a batch of these shapes, and its gradient.
 
     Raises:
         InputError: the task's loss of this model has no gradient.
@@ -107,10 +129,13 @@ def gradient_order(
     def gradient(*args: Any) -> PyTree:
         grads, result = jax.grad(loss_fn, has_aux=True)(*args)
         names.update(result.metrics)
-        return grads
+        return grads, result.stats
 
     with users_code(f"task: the gradient of {type(task).__name__}.loss"):
-        return backward_order(gradient, *variables, batch, keys), names
+        program = traced(gradient, (*variables, batch, keys)).jaxpr
+    params, of_model = (len(jax.tree.leaves(tree)) for tree in (variables.params, variables))
+    changed = depend_on(program, program.invars[of_model:], program.outvars[params:])
+    return TracedLoss(order_of(program, program.outvars[:params]), names, changed)
 
 
 # ---- What a task must have ------------------------------------------------------------------------------

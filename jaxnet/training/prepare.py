@@ -33,7 +33,7 @@ from jaxnet.comm import (
     split_by_example,
 )
 from jaxnet.config.check import check_config
-from jaxnet.config.fit import bytes_of, check_batch, check_fit, check_norm, check_parameters
+from jaxnet.config.fit import bytes_of, check_axes, check_batch, check_fit, check_norm, check_parameters
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
 from jaxnet.config.strategy import may_cross, strategy_of
@@ -44,21 +44,22 @@ from jaxnet.ensembles import ensemble_model, ensemble_optimizer
 from jaxnet.errors import InputError
 from jaxnet.optimizer import Optimizer, ShardedParams, check_update, learning_rate, make_optimizer, optimizer_plan
 from jaxnet.parallel import Form, StepOptions, Traffic, form_of
-from jaxnet.parallel.elementwise import require_elementwise
+from jaxnet.parallel.elementwise import require_elementwise, require_same_rule
 from jaxnet.parallel.hybrid import sharded_layers
 from jaxnet.parallel.state import first_state, needs_scale
 from jaxnet.tasks.task import WEIGHT
 from jaxnet.training.compiler_options import OptionsChecked
 from jaxnet.training.experiment import Experiment, strategys_code
 from jaxnet.training.network import (
+    TracedLoss,
     as_model,
     check_metrics,
     check_needs,
     checked_variables,
-    gradient_order,
     model_inputs,
     shapes_of_batch,
     step_loss,
+    traced_loss,
 )
 from jaxnet.training.pacing import PacedStep
 from jaxnet.training.processes import ProcessGroup, join
@@ -118,8 +119,8 @@ def prepare(
     model = as_model(config.model)
     variables = checked_variables(config, model, source, example, inputs, phases)
     check_parameters(mesh, variables.params, bytes_of(variables) / jax.process_count())  # before they are planned
-    order, metrics = gradient_order(config.task, model, variables, batch_shapes)
-    check_metrics(config.task, metrics)
+    traced = traced_loss(config.task, model, variables, batch_shapes)
+    check_metrics(config.task, traced.metrics)
     layers = sharded_layers(config.shard_dense, model, variables, inputs, mesh.shape[DEVICE])
 
     # ---- Strategy: resolved once and passed on; `auto` is chosen for these devices and their link ----------
@@ -139,12 +140,13 @@ def prepare(
             mode=mode,
             microbatches=config.microbatches,
             average_decay=config.average_decay,
-            order=order,
+            order=traced.order,
             all_reduce=all_reduce,
             ranks=ranks,
             skip=config.guard.skip,
             compiler=chosen_options(config.compiler_options),
         )
+        check_axes(strategy, mesh, variables.params)
         members = config.ensemble.members if config.ensemble.on else None
         form = form_of(
             *(strategy, mesh, options),
@@ -164,10 +166,12 @@ def prepare(
             members=members,
         )
         layout = form.layout(jax.eval_shape(make_first), optimizer)
+        if shards is not None and not isinstance(config.optimizer, Optimizer):
+            require_same_rule(optimizer, shards.shapes, layout.shapes_on_device.params, label=strategy.label)
         check_parameters(mesh, layout.whole_shapes.params, len(mesh.local_devices) * layout.bytes_per_device)
         step = form.step(step_loss(config, mode, layers), optimizer, layout)
         step = PacedStep(OptionsChecked(step) if options.compiler else step)
-        sends = form.plan(layout, _traffic(config, mesh, metrics, total_steps))
+        sends = form.plan(layout, _traffic(config, mesh, traced, total_steps))
         sends = sends._replace(collectives=as_sent(sends.collectives, platform_of(mesh)))
         experiment = Experiment(
             config=config,
@@ -225,8 +229,7 @@ def _optimizer(
         own = make_optimizer(given, total_steps)
         check_update(own, params)
         if shards is not None:
-            flat = form.strategy.kind == "sharded"
-            require_elementwise(own, shards.shapes, flat=flat, label=form.strategy.label)
+            require_elementwise(own, shards.shapes, label=form.strategy.label)
         return form.optimizer(own), None
     recipes = [each.for_run(config.batch_size, steps_per_epoch) for each in config.ensemble.recipes(given)]
     optimizer = make_optimizer(recipes[0], total_steps, shards)
@@ -235,12 +238,12 @@ def _optimizer(
     return form.optimizer(optimizer), learning_rate(recipes[0], total_steps)
 
 
-def _traffic(config: Config, mesh: Mesh, metrics: set[str], total_steps: int) -> Traffic:
-    """What a step sends besides gradients, with these metrics of its loss."""
+def _traffic(config: Config, mesh: Mesh, traced: TracedLoss, total_steps: int) -> Traffic:
+    """What a step sends besides gradients."""
     return Traffic(
-        metrics=len(metrics - {WEIGHT}),
-        weighted=WEIGHT in metrics,
-        averages=config.batch_norm != "global",
+        metrics=len(traced.metrics - {WEIGHT}),
+        weighted=WEIGHT in traced.metrics,
+        averages=traced.averages if config.batch_norm != "global" else (),
         norms=functools.partial(_norms, config, mesh),
         total_steps=total_steps,
         examples=config.batch_size // mesh_size(mesh),

@@ -74,7 +74,7 @@ def test_what_is_written_says_what_it_is(run):
     run.save(300)
     content = json.loads((run.path / "000300/manifest.json").read_text())
     leaves = {"w": "float32[4, 4]"}
-    assert content["about"] == {"step": 300, "extra": {"next_step": 301}, "metrics": {}, "leaves": leaves}
+    assert content["about"] == {"step": 300, "extra": {"next_step": 301}, "best": None, "leaves": leaves}
 
 
 def test_buffers_may_be_donated_when_save_returns(run):

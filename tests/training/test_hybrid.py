@@ -273,6 +273,17 @@ def test_an_optimizer_that_treats_kernels_by_their_dims_goes_along():
     )  # two moments
 
 
+class Halved(nn.Module):
+    """A dense layer that multiplies in its own way."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        def half(*given, **named):
+            return jax.lax.dot_general(*given, **named) / 2
+
+        return nn.Dense(CLASSES, dot_general=half, name="own")(images.reshape(len(images), -1) / 255)
+
+
 # ---- Refusals -------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +297,7 @@ def test_an_optimizer_that_treats_kernels_by_their_dims_goes_along():
         ({"mode": "pmap"}, "does not go with strategy=hierarchical, mode=pmap"),
         ({"mode": "pieces", "strategy": "flat"}, "does not go with strategy=flat, mode=pieces"),
         ({"shard_dense": ("fc*",)}, r"no dense layer matches 'fc\*'; there are: features, classifier_1"),
+        ({"model": Halved(), "shard_dense": ("own",)}, r"own has a dot_general of its own; leave the layer out"),
         ({"model": Wide(), "shard_dense": ("odd",)}, r"the kernel of odd, \[7, 8\], does not divide by 3 devices"),
     ],
     ids=str,

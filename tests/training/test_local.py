@@ -112,6 +112,26 @@ def test_a_run_of_synchronous_steps_alone_is_synchronous_training():
     assert_close(got._replace(params=got.average), wanted._replace(params=wanted.average), atol=2e-4)
 
 
+def test_a_filter_begins_with_the_last_synchronous_step():
+    """What the steps before have moved is no part of the first round's change."""
+    strategy = comm.Strategy(bmuf(3).reducer, replace(bmuf(3).schedule, synchronous_steps=3))
+    made = setup(strategy)
+    state, _ = taken(made, batches(3))
+    assert_same_bits(jax.device_get(state.optimizer.anchor), jax.device_get(state.params))
+    plain, begun = setup(BMUF3), setup(BMUF3)
+    first = whole(made, state)
+    like = whole(plain, taken(plain, [])[0])
+    fresh = like._replace(step=first.step, params=first.params, stats=first.stats, average=first.average)
+    fresh = fresh._replace(optimizer=fresh.optimizer._replace(anchor=first.params))
+    got = whole(made, taken(made, batches(3, first=3), state)[0])
+    wanted = whole(begun, taken(begun, batches(3, first=3), begun.layout.cut(placed(fresh, begun)))[0])
+    assert_close(got, wanted)
+
+
+def placed(state, made):
+    return tiny.placed(state, made.layout, made.mesh)
+
+
 def test_a_filter_that_remembers_nothing_is_local_sgd():
     ours, plain = setup(bmuf(3, block_momentum=0.0, block_rate=1.0)), setup(LOCAL3)
     (got, losses), (wanted, reference) = (taken(made, batches(7)) for made in (ours, plain))

@@ -15,7 +15,7 @@ from jaxnet.data import Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN
 from jaxnet.optimizer import Optimizer
-from jaxnet.parallel.elementwise import require_elementwise
+from jaxnet.parallel.elementwise import require_elementwise, require_same_rule
 from jaxnet.training.prepare import prepare
 from jaxnet.training.trainer import train
 
@@ -81,6 +81,11 @@ PARAMS = {
     "bias": jax.ShapeDtypeStruct((4,), "float32"),
     "scale": jax.ShapeDtypeStruct((), "float32"),
 }
+FLAT_HALVES = {
+    "kernel": jax.ShapeDtypeStruct((12,), "float32"),
+    "bias": jax.ShapeDtypeStruct((2,), "float32"),
+    "scale": jax.ShapeDtypeStruct((1,), "float32"),
+}
 ELEMENTWISE = {
     "adam": optax.adam(1e-3),
     "adamw of all": optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)),
@@ -106,7 +111,8 @@ MIXING = {
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_what_goes_element_by_element_may_be_sharded(name):
-    require_elementwise(ELEMENTWISE[name], PARAMS, flat=True, label="zero")
+    require_elementwise(ELEMENTWISE[name], PARAMS, label="zero")
+    require_same_rule(ELEMENTWISE[name], PARAMS, FLAT_HALVES, label="zero")
 
 
 def halves(tree, which):
@@ -129,14 +135,37 @@ def test_and_indeed_its_update_of_halves_is_half_of_its_update(name):
 @pytest.mark.parametrize("name", MIXING)
 def test_what_mixes_elements_is_refused_in_shards(name):
     with pytest.raises(InputError, match=r"it mixes the elements of a parameter \(.*strategy=zero gives it shards"):
-        require_elementwise(MIXING[name], PARAMS, flat=True, label="zero")
+        require_elementwise(MIXING[name], PARAMS, label="zero")
 
 
-def test_what_looks_at_shapes_is_refused_where_shards_are_flat():
-    kernels = optax.adamw(1e-3, mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params))
-    require_elementwise(kernels, PARAMS, flat=False, label="hierarchical")
-    with pytest.raises(InputError, match=r"depends on its shape, and strategy=zero gives it flat shards; give masks"):
-        require_elementwise(kernels, PARAMS, flat=True, label="zero")
+def scaled_by(factor):
+    """SGD with a rate of its own for each shape."""
+    scale = optax.stateless(lambda grads, _: jax.tree.map(lambda leaf: factor(leaf) * leaf, grads))
+    return optax.chain(scale, optax.sgd(0.1))
+
+
+LOOKS_AT_SHAPES = {
+    "mask by dims": optax.adamw(1e-3, mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)),
+    "rate by inputs": scaled_by(lambda leaf: 8 / leaf.shape[0] if leaf.ndim else 1.0),
+    "rate by size": scaled_by(lambda leaf: 100 / leaf.size),
+    "power by size": optax.stateless(lambda grads, _: jax.tree.map(lambda leaf: leaf ** (1 + leaf.size % 5), grads)),
+}
+ROWS_OF_KERNEL = {**PARAMS, "kernel": jax.ShapeDtypeStruct((3, 4), "float32")}
+COLUMNS_OF_KERNEL = {**PARAMS, "kernel": jax.ShapeDtypeStruct((6, 2), "float32")}
+
+
+@pytest.mark.parametrize("name", LOOKS_AT_SHAPES)
+def test_what_looks_at_shapes_is_refused_where_shards_have_others(name):
+    with pytest.raises(InputError, match=r"depends on its shape, and strategy=zero gives it shards of other shapes"):
+        require_same_rule(LOOKS_AT_SHAPES[name], PARAMS, FLAT_HALVES, label="zero")
+
+
+def test_a_kernel_that_is_cut_keeps_its_dims_and_one_of_its_sizes():
+    for shards in (ROWS_OF_KERNEL, COLUMNS_OF_KERNEL):
+        require_same_rule(LOOKS_AT_SHAPES["mask by dims"], PARAMS, shards, label="hierarchical")
+    require_same_rule(LOOKS_AT_SHAPES["rate by inputs"], PARAMS, COLUMNS_OF_KERNEL, label="hierarchical")
+    with pytest.raises(InputError, match="depends on its shape"):
+        require_same_rule(LOOKS_AT_SHAPES["rate by inputs"], PARAMS, ROWS_OF_KERNEL, label="hierarchical")
 
 
 def test_a_run_that_would_train_by_another_rule_does_not_begin():
@@ -146,7 +175,17 @@ def test_a_run_that_would_train_by_another_rule_does_not_begin():
     cut = replace(clipping, strategy="hierarchical", shard_dense=("dense_0",))
     with pytest.raises(InputError, match=r"it mixes the elements of a parameter \(reduce_sum"):
         prepare(cut, comm.make_mesh(2, jax.devices()[:8]))
+    by_inputs = replace(CONFIG, optimizer=LOOKS_AT_SHAPES["rate by inputs"])
+    for sharding in ({"strategy": "zero"}, {"strategy": "hierarchical", "shard_dense": ("dense_0",)}):
+        with pytest.raises(InputError, match="depends on its shape"):
+            prepare(replace(by_inputs, **sharding), comm.make_mesh(2, jax.devices()[:8]))
     assert curve(clipping, steps=1) == pytest.approx(curve(clipping, (1, 1), steps=1), rel=1e-5)
+
+
+def test_a_random_key_in_the_state_is_refused():
+    noisy = optax.noisy_sgd(0.1, key=jax.random.key(0))
+    with pytest.raises(InputError, match=r"optimizer: its state holds key<fry> in \S+: wanted arrays of numbers"):
+        prepare(replace(CONFIG, optimizer=noisy), comm.make_mesh(2, jax.devices()[:8]))
 
 
 # ---- What is no optimizer -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
@@ -15,6 +16,7 @@ from jaxnet.config.fit import check_fit
 from jaxnet.config.strategy import may_cross, strategy_of
 from jaxnet.cost.choice import Choice
 from jaxnet.errors import InputError
+from jaxnet.models import from_linen
 from jaxnet.optimizer import Optimizer
 from jaxnet.parallel.pieces import crosses_steps
 from jaxnet.training.prepare import prepare
@@ -47,6 +49,32 @@ def test_with_leaves_split_over_buckets_microbatches_a_moving_average_and_clippi
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-3))
     options = {"bucket_bytes": 1024, "microbatches": 4, "average_decay": 0.9}
     assert_same(tiny.cnn(), "hierarchical", optimizer=optimizer, **options)
+
+
+def keeps_old_parameters():
+    """SGD whose state holds the parameters of the step before."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(np.zeros_like, params),
+        lambda grads, state, params: (jax.tree.map(lambda leaf: -0.1 * leaf, grads), params),
+    )
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "priority"])
+def test_what_the_new_state_still_holds_is_not_donated(strategy):
+    assert_same(tiny.cnn(), strategy, optimizer=keeps_old_parameters())
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("strategy", ["ddp", "priority"])
+def test_a_parameter_without_elements(strategy, skip):
+    assert_same(from_linen(WithNothing()), strategy, skip=skip)
+
+
+class WithNothing(nn.Module):
+    @nn.compact
+    def __call__(self, images, train=False):
+        nothing = self.param("nothing", lambda _: np.zeros((0, 4), np.float32))
+        return nn.Dense(tiny.CLASSES)(images.reshape(len(images), -1)) + nothing.sum()
 
 
 def test_a_piece_for_each_bucket_and_a_state_that_is_donated():

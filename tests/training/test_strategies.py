@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
+from jaxnet.config.fit import check_axes
+from jaxnet.errors import InputError
 from support import tiny
 
 STEPS = 3
@@ -31,6 +33,23 @@ def test_three_steps_on_two_hosts_of_four(name, flat):
     np.testing.assert_allclose(losses[0], flat[0][0], rtol=1e-5)
     np.testing.assert_allclose(losses, flat[0], rtol=0.1)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1), (1, 8)])
+@pytest.mark.parametrize("name", [name for name in comm.STRATEGIES if name != "xla"])
+def test_every_strategy_sums_over_all_axes(name, shape):
+    params = {"kernel": jax.ShapeDtypeStruct((40, 30), "float32"), "bias": jax.ShapeDtypeStruct((3,), "float32")}
+    check_axes(comm.named_strategy(name), comm.make_mesh(shape[0]), params)
+
+
+@pytest.mark.parametrize("schedule", ["during", comm.Averaging(2)])
+def test_sums_over_some_axes_are_refused(schedule):
+    """Each host would train by itself."""
+    strategy = comm.Strategy(comm.bucketed(comm.all_reduce("device"), None), schedule)
+    params = jax.ShapeDtypeStruct((40,), "float32")
+    check_axes(strategy, comm.make_mesh(1), params)
+    with pytest.raises(InputError, match=r"nothing in it is summed over the axis 'host' of the mesh 2x4; wanted"):
+        check_axes(strategy, comm.make_mesh(2), params)
 
 
 def test_a_strategy_is_called_by_its_own_name():
