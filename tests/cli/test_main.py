@@ -1,9 +1,11 @@
 """The `jaxnet` command: mistakes are one line and status 2; it starts without JAX."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -140,6 +142,29 @@ def test_ctrl_c_of_which_a_library_makes_an_error_of_its_own(capsys, interruptib
     assert caught.value.code == 130
     assert capsys.readouterr().err == ""
     assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # a Ctrl-C while Python ends would be a traceback
+
+
+def test_ctrl_c_while_jax_collects_garbage_is_not_lost(interruptible):
+    """Python drops what such a callback raises."""
+    told = []
+
+    def _xla_gc_callback(*_):
+        if not told:
+            told.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    def main():
+        gc.collect()
+        time.sleep(5)
+        return 0
+
+    gc.callbacks.append(_xla_gc_callback)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            exit_cleanly(main)
+    finally:
+        gc.callbacks.remove(_xla_gc_callback)
+    assert caught.value.code == 130
 
 
 def test_started_without_streams_no_file_takes_their_place():
