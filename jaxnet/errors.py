@@ -320,8 +320,8 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number
-            setattr(sys, name, Path(os.devnull).open("r" if number == 0 else "w"))  # noqa: SIM115  # for good
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115  # for good
 
 
 def _show_crashes() -> None:

@@ -167,19 +167,22 @@ def test_ctrl_c_while_jax_collects_garbage_is_not_lost(interruptible):
     assert caught.value.code == 130
 
 
-def test_started_without_streams_no_file_takes_their_place():
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_started_without_streams_no_file_takes_their_place(closed):
     code = """
-import os
+import os, sys
 from jaxnet.errors import exit_cleanly
 
 def main():
     print("to nobody")
-    return 0 if os.open(os.devnull, os.O_RDONLY) > 2 else 5
+    print("to nobody", file=sys.stderr)
+    own = [stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    return 7 if own == [0, 1, 2] and os.open(os.devnull, os.O_RDONLY) > 2 else 5
 
 exit_cleanly(main)
 """
-    closed = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", code]
-    assert subprocess.run(closed, env=clean_environment(), check=False).returncode == 0
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", code]
+    assert subprocess.run(command, env=clean_environment(), capture_output=True, check=False).returncode == 7
 
 
 @pytest.mark.parametrize(
