@@ -304,16 +304,20 @@ def start_mesh(args: argparse.Namespace) -> "Mesh":
     """Join the job, if there is one, and make the mesh."""
     import jax
 
+    from jaxnet.cluster.devices import local_device_count
     from jaxnet.cluster.start import start
     from jaxnet.comm import make_mesh, mesh_size
 
     show_progress()
 
     emulated = args.mesh or ((2, 4) if getattr(args, "config", None) else None)
-    if start().process_count == 1 and emulated:
+    alone = start().process_count == 1
+    if alone and emulated:
         # It counts where there is nothing but a CPU; accelerators are what is to be measured.
         jax.config.update("jax_num_cpu_devices", math.prod(emulated))
-        args.mesh = emulated if jax.default_backend() == "cpu" else args.mesh
+    local_device_count()  # says in one line why there are none
+    if alone and emulated and jax.default_backend() == "cpu":
+        args.mesh = emulated
     platform = jax.devices()[0].platform
     if args.mesh and args.mesh[0] * args.mesh[1] != jax.device_count():
         cure = "" if platform == "cpu" else "; to emulate others on the CPU set JAX_PLATFORMS=cpu"
