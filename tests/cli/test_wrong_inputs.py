@@ -343,6 +343,13 @@ PROGRAMS = {
         "JAX cannot start with JAX_PLATFORMS=tpuu: ",
         "'tpuu' is not in the list",
     ),
+    "devices": (
+        TRAIN,
+        {"JAX_NUM_CPU_DEVICES": "x"},
+        "JAX_NUM_CPU_DEVICES: 'x' must be a whole number of at least 1; unset it",
+    ),
+    "no devices": (("-m", "jaxnet", "models"), {"JAX_NUM_CPU_DEVICES": "0"}, "JAX_NUM_CPU_DEVICES: '0' must be a "),
+    "devices left to JAX": ((*TRAIN, "epochs=0"), {"JAX_NUM_CPU_DEVICES": "-1"}, "epochs=0.0: wanted a number above 0"),
     "part of a cluster": (
         TRAIN,
         {"JAX_NUM_PROCESSES": "2"},
