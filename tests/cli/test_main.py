@@ -47,6 +47,14 @@ def test_help_has_examples(arguments, capsys):
             ["launch", "local", "--processes", "2", "--devices-per-process", "-1", "--", "x"],
             "--devices-per-process",
         ),
+        (
+            ["launch", "local", "--processes", "2", "--min-processes", "1", "--", "sh"],
+            "--min-processes 1: give --max-restarts too; without it nothing starts again",
+        ),
+        (
+            ["launch", "local", "--processes", "2", "--min-processes", "3", "--max-restarts", "1", "--", "sh"],
+            "--min-processes 3: there are 2 processes; wanted at most that many",
+        ),
         (["launch", "local", "--processes", "2"], "no command to launch; give it after --"),
         (["launch", "local", "--processes", "2", "--", "no.py"], "no such file: no.py"),
         (["launch", "local", "--processes", "2", "--", "no-such"], "no such program: no-such"),
