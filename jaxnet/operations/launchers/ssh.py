@@ -117,7 +117,7 @@ def add_kind(kinds: Commands) -> None:
     parser = new_kind(kinds, "ssh", "hosts that ssh reaches", _ABOUT, run)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--hosts", metavar="[USER@]HOST[:PORT],...", help="the hosts, with one process on each")
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help=HOSTFILE)
+    where.add_argument("--hostfile", type=given_path, metavar="FILE", help=HOSTFILE)
     parser.add_argument(
         "--directory", metavar="DIR", help="where the command starts on the hosts; default: the path of this folder"
     )
