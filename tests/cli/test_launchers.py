@@ -83,6 +83,10 @@ def test_a_dry_run_prints_and_starts_nothing(kind, capsys, monkeypatch):
             ["kubernetes", "--claim", "c", "--image", "i", "--tpu", "v5e:4x4", "--gpus", "1", "--", "x"],
             "--gpus and --tpu exclude each other",
         ),
+        (
+            ["kubernetes", *KINDS["kubernetes"], "--node-selector", "foo", "--", "x"],
+            "--node-selector foo: wanted LABEL=VALUE",
+        ),
         (["tpu", "--zone", "z", "--", "x"], "one of the arguments --name --queued-resource is required"),
         (["tpu", "--name", "t", "--zone", "z", "--env", "NO_SUCH", "--", "x"], "there is no such variable here"),
         (["sky", "--nodes", "1", "--accelerators", "A100 8", "--", "x"], "--accelerators 'A100 8'"),
