@@ -28,7 +28,9 @@ def status_of(arguments):
 @pytest.mark.parametrize("kind", KINDS)
 def test_help_has_examples(kind, capsys):
     assert status_of([kind, "--help"]) == 0
-    assert f"\nexamples:\n  jaxnet launch {kind} " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"\nexamples:\n  jaxnet launch {kind} " in printed
+    assert re.search(r"\S  +-- ", printed) is None  # a line break is kept, and the backslash before it
 
 
 @pytest.mark.parametrize("kind", KINDS)
