@@ -229,7 +229,7 @@ def run_collectives(args: argparse.Namespace) -> int:
 
     names = args.algorithm or list(TRANSFERS)
     transfers = [_choose("--algorithm", name, TRANSFERS) for name in names]
-    mesh = start_mesh(args)
+    mesh = start_mesh(args, "bench collectives")
     axes = {"+".join(over): over for over in communicating_axes(mesh)}
     chosen = [_choose("--axis", name, axes) for name in args.axis or axes]
     if (needed := max(args.bytes) * len(mesh.local_devices)) > memory_bytes():
@@ -260,7 +260,7 @@ def run_step(args: argparse.Namespace) -> int:
     for label in args.strategy:  # before anything is started
         labelled_strategy(label, args.bucket_bytes)
     check_workload(args)
-    mesh = start_mesh(args)
+    mesh = start_mesh(args, "bench step")
     platform = platform_of(mesh)
     strategies = {label: labelled_strategy(label, args.bucket_bytes, platform) for label in args.strategy}
     report = bench_steps(asked_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
@@ -300,8 +300,8 @@ def asked_workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
     return workload_of(Path(args.config).stem, config, mesh)
 
 
-def start_mesh(args: argparse.Namespace) -> "Mesh":
-    """Join the job, if there is one, and make the mesh."""
+def start_mesh(args: argparse.Namespace, command: str) -> "Mesh":
+    """Join the job, if there is one, and make the mesh of `jaxnet COMMAND`."""
     import jax
 
     from jaxnet.cluster.devices import local_device_count
@@ -328,7 +328,7 @@ def start_mesh(args: argparse.Namespace) -> "Mesh":
     if mesh_size(mesh) == 1:
         raise InputError(
             "there is one device, so nothing travels: emulate some with --mesh 2x4, or start several processes, as in "
-            "jaxnet launch local --processes 2 -- jaxnet bench ..."
+            f"jaxnet launch local --processes 2 -- jaxnet {command} ..."
         )
     return mesh
 

@@ -69,7 +69,7 @@ def run_tune(args: argparse.Namespace) -> int:
     check_workload(args)
     if args.slower and not args.profile:
         raise InputError("--slower: give --profile FILE too, in which `jaxnet tune` has kept what it measured")
-    workload = asked_workload(args, start_mesh(args))
+    workload = asked_workload(args, start_mesh(args, "tune"))
     kept, key = None, ""
     if args.profile:
         key = key_of(workload)
