@@ -9,9 +9,7 @@ if __name__ == "__main__":
     use_huge_pages()  # it may start this program again: so before all that takes time to import
 
 from jaxnet.cli.train import main as main
-from jaxnet.errors import exit_cleanly
+from jaxnet.cli.train import program
 
 if __name__ == "__main__":
-    from jaxnet.cluster.start import leave
-
-    exit_cleanly(main, leave)
+    program()

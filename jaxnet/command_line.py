@@ -5,7 +5,7 @@ import difflib
 import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -13,6 +13,7 @@ from jaxnet.errors import InputError
 from jaxnet.figures import require_matplotlib
 
 _MOST_DEVICES = 1024  # emulated devices cost threads, one set for each
+_DEVICES = "JAX_NUM_CPU_DEVICES"
 
 
 class Parser(argparse.ArgumentParser):
@@ -226,6 +227,17 @@ def emulate_devices(hosts: int, devices: int) -> None:
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", hosts * devices)
+
+
+def check_device_variable(environ: Mapping[str, str]) -> None:
+    """Refuse a number of emulated devices that JAX cannot read, or make; call it before JAX is imported."""
+    text = environ.get(_DEVICES, "-1")  # JAX's own default
+    if text == "-1":
+        return
+    try:
+        devices_here(text)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"{_DEVICES}: {error}; unset it, and JAX takes what there is") from error
 
 
 def mesh_sizes(text: str) -> tuple[int, int]:

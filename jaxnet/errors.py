@@ -320,8 +320,8 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number
-            setattr(sys, name, Path(os.devnull).open("r" if number == 0 else "w"))  # noqa: SIM115  # for good
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115  # for good
 
 
 def _show_crashes() -> None:
@@ -333,6 +333,11 @@ def _show_crashes() -> None:
         signal.signal(signal.SIGABRT, signal.SIG_DFL)  # who aborts has said why: JAX, where another process has died
 
 
+# Python drops what is raised in a callback of its garbage collection, and JAX's may take long.
+_JAX_AT_GARBAGE = "_xla_gc_callback"
+_AGAIN_SECONDS = 0.05  # until Ctrl-C is tried again
+
+
 @contextmanager
 def _interrupts_noted() -> Iterator[threading.Event]:
     """Give an event that Ctrl-C sets inside, besides what it does. Once it is set, the next one ends the process.
@@ -341,7 +346,12 @@ def _interrupts_noted() -> Iterator[threading.Event]:
     """
     interrupted = threading.Event()
 
-    def note(number: int, frame: FrameType | None) -> NoReturn:
+    def note(number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_name == _JAX_AT_GARBAGE:
+            again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         interrupted.set()
         signal.default_int_handler(number, frame)
 

@@ -229,7 +229,7 @@ def run_collectives(args: argparse.Namespace) -> int:
 
     names = args.algorithm or list(TRANSFERS)
     transfers = [_choose("--algorithm", name, TRANSFERS) for name in names]
-    mesh = start_mesh(args)
+    mesh = start_mesh(args, "bench collectives")
     axes = {"+".join(over): over for over in communicating_axes(mesh)}
     chosen = [_choose("--axis", name, axes) for name in args.axis or axes]
     if (needed := max(args.bytes) * len(mesh.local_devices)) > memory_bytes():
@@ -260,7 +260,7 @@ def run_step(args: argparse.Namespace) -> int:
     for label in args.strategy:  # before anything is started
         labelled_strategy(label, args.bucket_bytes)
     check_workload(args)
-    mesh = start_mesh(args)
+    mesh = start_mesh(args, "bench step")
     platform = platform_of(mesh)
     strategies = {label: labelled_strategy(label, args.bucket_bytes, platform) for label in args.strategy}
     report = bench_steps(asked_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
@@ -300,20 +300,24 @@ def asked_workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
     return workload_of(Path(args.config).stem, config, mesh)
 
 
-def start_mesh(args: argparse.Namespace) -> "Mesh":
-    """Join the job, if there is one, and make the mesh."""
+def start_mesh(args: argparse.Namespace, command: str) -> "Mesh":
+    """Join the job, if there is one, and make the mesh of `jaxnet COMMAND`."""
     import jax
 
+    from jaxnet.cluster.devices import local_device_count
     from jaxnet.cluster.start import start
     from jaxnet.comm import make_mesh, mesh_size
 
     show_progress()
 
     emulated = args.mesh or ((2, 4) if getattr(args, "config", None) else None)
-    if start().process_count == 1 and emulated:
+    alone = start().process_count == 1
+    if alone and emulated:
         # It counts where there is nothing but a CPU; accelerators are what is to be measured.
         jax.config.update("jax_num_cpu_devices", math.prod(emulated))
-        args.mesh = emulated if jax.default_backend() == "cpu" else args.mesh
+    local_device_count()  # says in one line why there are none
+    if alone and emulated and jax.default_backend() == "cpu":
+        args.mesh = emulated
     platform = jax.devices()[0].platform
     if args.mesh and args.mesh[0] * args.mesh[1] != jax.device_count():
         cure = "" if platform == "cpu" else "; to emulate others on the CPU set JAX_PLATFORMS=cpu"
@@ -324,7 +328,7 @@ def start_mesh(args: argparse.Namespace) -> "Mesh":
     if mesh_size(mesh) == 1:
         raise InputError(
             "there is one device, so nothing travels: emulate some with --mesh 2x4, or start several processes, as in "
-            "jaxnet launch local --processes 2 -- jaxnet bench ..."
+            f"jaxnet launch local --processes 2 -- jaxnet {command} ..."
         )
     return mesh
 

@@ -1,6 +1,7 @@
 """The `jaxnet` command. Each sub-command has one function that adds its options and says what to run."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -82,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
     from jaxnet.cli.simulate import add_simulate
     from jaxnet.cli.train import add_train
     from jaxnet.cli.tune import add_tune
-    from jaxnet.command_line import Parser
+    from jaxnet.command_line import Parser, check_device_variable
 
     parser = Parser(
         prog="jaxnet",
@@ -98,6 +99,7 @@ def run(argv: Sequence[str]) -> int:
         add_command(commands)
     add_completion(commands, parser)
     args = parser.parse_args(argv)
+    check_device_variable(os.environ)
     with causes_shown(getattr(args, "verbose", False)):  # an option of commands that run a config
         status: int = args.run(args)
     return status

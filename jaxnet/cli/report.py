@@ -1,6 +1,7 @@
 """`jaxnet report` shows where the time of a run went; `jaxnet timeline` shows one of its steps."""
 
 import argparse
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,9 +109,12 @@ def _serve(args: argparse.Namespace) -> int:
             raise InputError(f"{url}: only runs on this machine are followed; --html FILE makes a page of it")
     try:
         server = page_server(dict(zip(labels_of(args.workdirs), args.workdirs, strict=True)), address, args.serve)
-    except OSError as error:
-        where = f"--address {address} --serve {args.serve}"
-        raise InputError(f"{where}: cannot listen there: {error.strerror or error}; give another port") from error
+    except (OSError, UnicodeError) as error:  # the second of a name that no host can have
+        of_port = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
+        where = f"--serve {args.serve}" if of_port else f"--address {address}"
+        cure = "give another port" if of_port else "give an IPv4 address or a name of this machine"
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{where}: cannot listen there: {reason}; {cure}") from error
     with server:
         print(f"http://{address}:{server.server_address[1]}/ until Ctrl-C", flush=True)
         try:

@@ -445,6 +445,6 @@ def _number(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < 1e18:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    if not 1e-9 <= number <= 1e18:  # beyond, products of several are no longer numbers
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1e-9 to 1e18")
     return number

@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from jaxnet.command_line import Commands, Parser, given_path
+from jaxnet.command_line import Commands, Parser, check_device_variable, given_path
 from jaxnet.errors import InputError, causes_shown, exit_cleanly, say, show_warnings
 
 _DESCRIPTION = """\
@@ -52,11 +53,22 @@ def _run_and_leave(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line of train.py, the process's own by default; the result is the exit status."""
-    parser = Parser(prog="train.py", description=_DESCRIPTION, epilog=_EXAMPLES.format(prog="python train.py"))
-    _add_arguments(parser)
-    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    args = _parsed(sys.argv[1:] if argv is None else argv)
     with causes_shown(args.verbose):
         return run_train(args)
+
+
+def program() -> NoReturn:
+    """Be the program train.py."""
+    exit_cleanly(lambda: _run_and_leave(_parsed(sys.argv[1:])))
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog="train.py", description=_DESCRIPTION, epilog=_EXAMPLES.format(prog="python train.py"))
+    _add_arguments(parser)
+    args = parser.parse_args(argv)
+    check_device_variable(os.environ)
+    return args
 
 
 def run_train(args: argparse.Namespace) -> int:

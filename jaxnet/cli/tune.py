@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.cli.bench import add_workload, asked_workload, check_workload, is_first, print_once, run_in_job, start_mesh
-from jaxnet.command_line import Commands
+from jaxnet.command_line import Commands, given_path
 from jaxnet.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_tune(commands: Commands) -> None:
     run_in_job(parser, run_tune)
     add_workload(parser)
     parser.add_argument("--all", action="store_true", help="show all candidates, not only those that were timed")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="keep what is measured in a file of JSON")
+    parser.add_argument("--profile", type=given_path, metavar="FILE", help="keep what is measured in a file of JSON")
     parser.add_argument(
         "--slower", type=_times, metavar="N", help="only predict, if a byte took N times as long between hosts"
     )
@@ -69,7 +69,7 @@ def run_tune(args: argparse.Namespace) -> int:
     check_workload(args)
     if args.slower and not args.profile:
         raise InputError("--slower: give --profile FILE too, in which `jaxnet tune` has kept what it measured")
-    workload = asked_workload(args, start_mesh(args))
+    workload = asked_workload(args, start_mesh(args, "tune"))
     kept, key = None, ""
     if args.profile:
         key = key_of(workload)

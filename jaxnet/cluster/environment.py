@@ -21,6 +21,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES")
 _HOSTS = ("SLURM_STEP_NUM_NODES", "GROUP_WORLD_SIZE", "SKYPILOT_NUM_NODES")  # how many hosts, by launcher
 _SKYPILOT_PORT = 12321
+_HIGHEST_PORT = 65535
 _HEARTBEAT_SECONDS = 100  # JAX's own default
 _FEWEST_HEARTBEAT_SECONDS = 5
 
@@ -150,7 +151,13 @@ def _torchrun(environ: Mapping[str, str]) -> tuple[int, int, Address]:
     port = _port(environ, "MASTER_PORT", host)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens on MASTER_PORT
-    return index, count, Address(host, _own_port(environ, host, port))
+    own = _own_port(environ, host, port)
+    if own > _HIGHEST_PORT:
+        raise InputError(
+            f"MASTER_PORT is {_HIGHEST_PORT}, where torchrun itself listens, and no port is left above it for JAX:"
+            " give torchrun a lower one, or set JAX_COORDINATOR_PORT in every process"
+        )
+    return index, count, Address(host, own)
 
 
 def _torchrun_device(environ: Mapping[str, str]) -> int | None:

@@ -116,7 +116,7 @@ def _join(place: Place, timeout_seconds: float) -> Cluster:
     if place.coordinator and not place.bind:
         place = replace(place, bind=listening_address(place.coordinator, place.interface))
     tls = credentials_in(os.environ)
-    options = initialize_options(tls)
+    options = {**initialize_options(tls), "heartbeat_timeout_seconds": heartbeat_seconds(os.environ)}
     if tls:
         check_credentials(tls, place.coordinator.host if place.coordinator and place.process_index == 0 else None)
     # 2. Meet the others, then let JAX join all.
@@ -150,7 +150,6 @@ def _initialize(place: Place, timeout_seconds: float, options: dict[str, Any]) -
     """Let JAX join the processes. Limits not given here stay JAX's own, such as 300 s for the last to finish."""
     if hasattr(jax.config, _PREEMPTION):
         jax.config.update(_PREEMPTION, False)
-    options = {**options, "heartbeat_timeout_seconds": heartbeat_seconds(os.environ)}
     if place.coordinator is None:
         reason = None
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxnet.cluster.devices import local_device_count
 from jaxnet.cost.tables import aligned
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
@@ -83,6 +84,7 @@ def bench_inference(
     Raises:
         InputError: there is no such network, or it does not take such images.
     """
+    local_device_count()  # says in one line why there are none
     architecture, shape = _architecture(name, dtype, width, image)
     needed = max(batches) * math.prod(shape) * np.dtype("float32").itemsize
     if needed > memory_bytes():

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jaxnet.checkpoints.leaves import described, named_leaves, nested, shapes_of
+from jaxnet.cluster.devices import local_device_count
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.files import OddFile, read_object, record_of, regular, replace, replacing, require_replaceable
@@ -165,6 +166,7 @@ def load_exported(path: Path, batch: int = 32) -> Predictor:
     Raises:
         InputError: it was not written by `jaxnet export`, has changed since, or is for other platforms or a newer JAX.
     """
+    local_device_count()  # says in one line why there are none
     about = _description(path)
     _require(path, about.sha256, about.bytes)
     exported = _deserialized(path, about.jax)

@@ -12,6 +12,7 @@ import jax
 
 from jaxnet.checkpoints import FoundCheckpoint, find_checkpoint, read_leaves, steps_at
 from jaxnet.checkpoints.leaves import described, differences_text, nested, shapes_of
+from jaxnet.cluster.devices import local_device_count
 from jaxnet.config.file import load_config
 from jaxnet.config.keys import in_todays_keys
 from jaxnet.data import Inputs, inputs_of, open_split
@@ -86,6 +87,7 @@ def load_network(
     """Return the network that `load` would call; the arguments are those of `load`. Programs have no network."""
     if step is not None and best:
         raise InputError(f"step {step} and the best: wanted one of them")
+    local_device_count()  # says in one line why there are none
     path = fetched_steps(path, step, every=best)
     if path.suffix == ".safetensors":
         if step is not None or best or config is not None or member is not None:

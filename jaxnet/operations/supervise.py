@@ -1,8 +1,10 @@
 """Run the processes of one job as one: output gets prefixes, one failure ends all, and signals reach all."""
 
+import errno
 import os
 import queue
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO, BinaryIO
 
 from jaxnet.cluster.environment import name_ranks
-from jaxnet.errors import drop, say
+from jaxnet.errors import InputError, drop, say
 from jaxnet.operations.keeper import TETHER, Keeper
 
 _LONGEST_LINE = 1 << 20  # longer ones are passed on in pieces: output without line ends must not fill the memory
@@ -100,17 +102,37 @@ def run_together(ranks: Sequence[Rank], grace_seconds: float = 10.0, beside: Bes
         ranks: the processes.
         grace_seconds: from SIGTERM to SIGKILL.
         beside: a context that is entered while they run. It gets a function that stops all in good order, by SIGTERM.
+
+    Raises:
+        InputError: this process may not open so many files.
     """
-    job = _Job(grace_seconds)
+    with _enough_files(len(ranks)):
+        job = _Job(grace_seconds)
     other = beside(lambda: job.events.put(_STOP)) if beside else nullcontext()
     try:
         with signals_to(lambda number: job.events.put(signal.Signals(number))), other:
-            for rank in ranks:
-                job.launch(rank)
+            with _enough_files(len(ranks)):
+                for rank in ranks:
+                    job.launch(rank)
             job.watch()
     finally:
         job.finish()
     return job.result()
+
+
+@contextmanager
+def _enough_files(ranks: int) -> Iterator[None]:
+    """Say in one line that this process may not open the pipes of so many ranks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise InputError(
+            f"the pipes of {ranks} processes take more files than can be open here, of a limit of {most:,}: "
+            "allow more open files with ulimit -n, or start fewer processes"
+        ) from error
 
 
 def announce(line: str) -> None:

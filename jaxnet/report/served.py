@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -37,6 +38,10 @@ def page_server(workdirs: Mapping[str, Path], address: str, port: int) -> Thread
     made.now()
 
     class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # a browser that has gone away
+                super().handle()
+
         def do_GET(self) -> None:
             try:
                 found = {"/": made.now, "/version": lambda: version_of(workdirs)}.get(self.path.partition("?")[0])

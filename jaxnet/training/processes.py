@@ -1,7 +1,6 @@
 """Where a run takes place: its processes, their mesh, and this process's part of every batch."""
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -12,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxnet.checkpoints import Consensus
 from jaxnet.cluster.agreement import check_agreement, code_digests
+from jaxnet.cluster.devices import local_device_count
 from jaxnet.cluster.start import Cluster, start, start_by_mpi
 from jaxnet.comm import HOST, make_mesh, mpi_world
 from jaxnet.config.keys import to_json
@@ -38,17 +38,6 @@ def fingerprint(config: Config) -> dict[str, str]:
         **decoder(config),
         **code_digests(),
     }
-
-
-def local_device_count() -> int:
-    """Devices of this process, or an InputError if JAX cannot make any."""
-    try:
-        return jax.local_device_count()
-    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform which it knows has a device
-        reason = str(error) or "there is no such device here; set it to cpu, or not at all"
-        raise InputError(
-            f"JAX cannot start with JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {reason}"
-        ) from error
 
 
 def decoder(config: Config) -> dict[str, str]:

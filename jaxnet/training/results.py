@@ -247,6 +247,11 @@ def _read_summary(workdir: str | Path) -> dict[str, Any]:
         if not isinstance(summary.get("strategy"), str) or not _are_texts(summary.get("metrics", [])):
             raise ValueError("it does not name a strategy and metrics")
     except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) and path.with_name("config.json").is_file():  # which runs write first
+            raise InputError(
+                f"{workdir} has no summary.json, so its run has not ended: continue it, leave it out, or see it with "
+                f"jaxnet report {workdir} --html FILE"
+            ) from error
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} cannot be read: {reason}; wanted the workdir of a run") from error
     return summary

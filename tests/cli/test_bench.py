@@ -159,7 +159,10 @@ def test_a_mesh_that_the_job_does_not_have():
 
 
 @pytest.mark.processes
-def test_one_device_has_nothing_to_measure():
-    with launch(*JAXNET, "bench", "step", "--strategy", "ddp", processes=1) as job:
+@pytest.mark.parametrize("command", [["bench", "step", "--strategy", "ddp"], ["tune"]], ids=["bench", "tune"])
+def test_one_device_has_nothing_to_measure(command):
+    with launch(*JAXNET, *command, processes=1) as job:
         assert job.finish() == 2
     assert any("there is one device, so nothing travels: emulate some with --mesh 2x4" in line for line in job.err)
+    named = " ".join(command[:2])
+    assert any(line.endswith(f"jaxnet launch local --processes 2 -- jaxnet {named} ...") for line in job.err)

@@ -28,7 +28,9 @@ def status_of(arguments):
 @pytest.mark.parametrize("kind", KINDS)
 def test_help_has_examples(kind, capsys):
     assert status_of([kind, "--help"]) == 0
-    assert f"\nexamples:\n  jaxnet launch {kind} " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"\nexamples:\n  jaxnet launch {kind} " in printed
+    assert re.search(r"\S  +-- ", printed) is None  # a line break is kept, and the backslash before it
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,6 +84,10 @@ def test_a_dry_run_prints_and_starts_nothing(kind, capsys, monkeypatch):
         (
             ["kubernetes", "--claim", "c", "--image", "i", "--tpu", "v5e:4x4", "--gpus", "1", "--", "x"],
             "--gpus and --tpu exclude each other",
+        ),
+        (
+            ["kubernetes", *KINDS["kubernetes"], "--node-selector", "foo", "--", "x"],
+            "--node-selector foo: wanted LABEL=VALUE",
         ),
         (["tpu", "--zone", "z", "--", "x"], "one of the arguments --name --queued-resource is required"),
         (["tpu", "--name", "t", "--zone", "z", "--env", "NO_SUCH", "--", "x"], "there is no such variable here"),

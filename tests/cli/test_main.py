@@ -1,9 +1,11 @@
 """The `jaxnet` command: mistakes are one line and status 2; it starts without JAX."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -44,6 +46,14 @@ def test_help_has_examples(arguments, capsys):
         (
             ["launch", "local", "--processes", "2", "--devices-per-process", "-1", "--", "x"],
             "--devices-per-process",
+        ),
+        (
+            ["launch", "local", "--processes", "2", "--min-processes", "1", "--", "sh"],
+            "--min-processes 1: give --max-restarts too; without it nothing starts again",
+        ),
+        (
+            ["launch", "local", "--processes", "2", "--min-processes", "3", "--max-restarts", "1", "--", "sh"],
+            "--min-processes 3: there are 2 processes; wanted at most that many",
         ),
         (["launch", "local", "--processes", "2"], "no command to launch; give it after --"),
         (["launch", "local", "--processes", "2", "--", "no.py"], "no such file: no.py"),
@@ -142,19 +152,45 @@ def test_ctrl_c_of_which_a_library_makes_an_error_of_its_own(capsys, interruptib
     assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # a Ctrl-C while Python ends would be a traceback
 
 
-def test_started_without_streams_no_file_takes_their_place():
+def test_ctrl_c_while_jax_collects_garbage_is_not_lost(interruptible):
+    """Python drops what such a callback raises."""
+    told = []
+
+    def _xla_gc_callback(*_):
+        if not told:
+            told.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    def main():
+        gc.collect()
+        time.sleep(5)
+        return 0
+
+    gc.callbacks.append(_xla_gc_callback)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            exit_cleanly(main)
+    finally:
+        gc.callbacks.remove(_xla_gc_callback)
+    assert caught.value.code == 130
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_started_without_streams_no_file_takes_their_place(closed):
     code = """
-import os
+import os, sys
 from jaxnet.errors import exit_cleanly
 
 def main():
     print("to nobody")
-    return 0 if os.open(os.devnull, os.O_RDONLY) > 2 else 5
+    print("to nobody", file=sys.stderr)
+    own = [stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    return 7 if own == [0, 1, 2] and os.open(os.devnull, os.O_RDONLY) > 2 else 5
 
 exit_cleanly(main)
 """
-    closed = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", code]
-    assert subprocess.run(closed, env=clean_environment(), check=False).returncode == 0
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", code]
+    assert subprocess.run(command, env=clean_environment(), capture_output=True, check=False).returncode == 7
 
 
 @pytest.mark.parametrize(

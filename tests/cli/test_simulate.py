@@ -1,6 +1,7 @@
 """`jaxnet simulate`: tables of a machine, and of papers."""
 
 import json
+import math
 
 import pytest
 
@@ -110,6 +111,13 @@ def test_a_paper_stands_beside_the_simulation(capsys):
     assert [row["devices"] for row in found[0]["rows"]] == [2, 4, 8]
 
 
+@pytest.mark.parametrize(("small", "large"), [("1e-9", "1e18"), ("1e18", "1e-9")])
+def test_the_furthest_numbers_give_numbers(small, large, capsys):
+    given = [*GIVEN, "--rate", small, "--examples", large, "--failure-hours", small, "--save-seconds", large, "--json"]
+    rows = json.loads(printed(capsys, *given, "--restart-seconds", large))["rows"]
+    assert all(math.isfinite(value) for row in rows for value in row.values() if not isinstance(value, str))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -122,7 +130,10 @@ def test_a_paper_stands_beside_the_simulation(capsys):
         (["--paper", "goyal_256", "--paper", "s_caffe_reduction"], "s_caffe_reduction: it has sizes of messages"),
         (["--paper", "all", "--rate", "3"], "leave --rate out"),
         (["--paper", "caffe2_57"], "did you mean 'caffe2_57x'?"),
-        ([*GIVEN[1:], "--rate", "0"], "must be a number above 0"),
+        ([*GIVEN[1:], "--rate", "0"], "'0' must be a number from 1e-9 to 1e18"),
+        ([*GIVEN[1:], "--rate", "1e-300"], "'1e-300' must be a number from 1e-9 to 1e18"),
+        ([*GIVEN[1:], "--examples", "2e18"], "'2e18' must be a number from 1e-9 to 1e18"),
+        ([*GIVEN[1:], "--failure-hours", "nan"], "'nan' must be a number from 1e-9 to 1e18"),
         ([*GIVEN[1:], "--model", "alexnett"], "did you mean 'alexnet'?"),
         ([*GIVEN[1:], "--strategy", "zero"], "is not simulated"),
         ([*GIVEN[1:], "--strategy", "ddpp"], "did you mean 'ddp'?"),

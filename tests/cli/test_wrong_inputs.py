@@ -287,6 +287,32 @@ def test_a_wrong_command_of_jaxnet(given, words, capsys):
     says(refused(lambda: jaxnet(given), capsys), words)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench collectives",
+        "bench step --strategy flat",
+        "bench inference --model alexnet",
+        "tune --model small",
+        "predict weights.safetensors picture.png",
+        "predict program.stablehlo picture.png",
+        "export weights.safetensors --out new.stablehlo",
+    ],
+)
+def test_a_platform_of_which_there_is_no_device(command, tmp_path, capsys, monkeypatch):
+    def fail():
+        raise RuntimeError("unknown backend")
+
+    for name in ("weights.safetensors", "program.stablehlo"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jax.local_device_count", fail)
+    monkeypatch.setenv("JAX_PLATFORMS", "tpuu")
+    assert refused(lambda: jaxnet(command.split()), capsys) == (
+        "JAX cannot start with JAX_PLATFORMS=tpuu: unknown backend"
+    )
+
+
 def test_fashion_mnist_that_is_not_there(tmp_path, new_workdir, capsys):
     overrides = [f"data.data_dir={tmp_path}", "data.idx_dir=/nowhere"]
     message = refused(lambda: train.main(["--config", FASHION, "--workdir", new_workdir, *overrides]), capsys)
@@ -317,6 +343,13 @@ PROGRAMS = {
         "JAX cannot start with JAX_PLATFORMS=tpuu: ",
         "'tpuu' is not in the list",
     ),
+    "devices": (
+        TRAIN,
+        {"JAX_NUM_CPU_DEVICES": "x"},
+        "JAX_NUM_CPU_DEVICES: 'x' must be a whole number of at least 1; unset it",
+    ),
+    "no devices": (("-m", "jaxnet", "models"), {"JAX_NUM_CPU_DEVICES": "0"}, "JAX_NUM_CPU_DEVICES: '0' must be a "),
+    "devices left to JAX": ((*TRAIN, "epochs=0"), {"JAX_NUM_CPU_DEVICES": "-1"}, "epochs=0.0: wanted a number above 0"),
     "part of a cluster": (
         TRAIN,
         {"JAX_NUM_PROCESSES": "2"},

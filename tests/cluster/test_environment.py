@@ -174,6 +174,13 @@ def test_the_only_process_of_a_host_takes_all_its_devices(alone):
     assert find_place({name: value for name, value in {**TORCHRUN, **alone}.items() if value}).local_device is None
 
 
+def test_torchrun_at_the_highest_port_leaves_none():
+    environ = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "65535"}
+    with pytest.raises(InputError, match="MASTER_PORT is 65535, where torchrun itself listens, and no port is left"):
+        find_place(environ)
+    assert find_place({**environ, "JAX_COORDINATOR_PORT": "77"}).coordinator == Address("node1", 77)
+
+
 def test_torchrun_comes_before_what_started_it_on_each_host():
     assert detect({**TORCHRUN, **SLURM, **OPEN_MPI, **SKYPILOT}) == "torchrun"
     assert detect({**TORCHRUN, **CONTRACT}) == "variables"

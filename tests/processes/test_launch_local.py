@@ -80,6 +80,16 @@ def test_a_program_that_is_not_python():
         assert sorted(job.out) == ["[0] 0 of 2", "[1] 1 of 2"]
 
 
+def test_more_ranks_than_files_may_be_open():
+    launcher = [sys.executable, "-m", "jaxnet", "launch", "local", "--processes", "20", "--", "sleep", "100"]
+    with Program(["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", *launcher]) as job:
+        assert job.finish() == 2
+        assert job.err == [
+            "error: the pipes of 20 processes take more files than can be open here, of a limit of 24: "
+            "allow more open files with ulimit -n, or start fewer processes"
+        ]
+
+
 def test_a_program_that_cannot_be_executed(tmp_path):
     path = Path(write_program(tmp_path, "no program\n", "broken"))
     path.chmod(0o755)

@@ -110,6 +110,11 @@ def test_an_interface_that_does_not_exist(port):
     assert error.endswith(f"has no such network interface; it has {present}")
 
 
+def test_a_wrong_heartbeat_is_said_before_anyone_is_waited_for(port):
+    error = only_error(JAXNET_HEARTBEAT_SECONDS="1", **place(0, 2, f"127.0.0.1:{port}"))
+    assert error == "error: JAXNET_HEARTBEAT_SECONDS is 1; it must be at least 5"
+
+
 def test_what_jax_cannot_detect_either():
     error = only_error(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_LOCAL_RANK="0")
     assert error.startswith("error: JAX could not join the processes that openmpi describes")

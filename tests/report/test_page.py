@@ -4,6 +4,7 @@ import html.parser
 import json
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import urllib.error
@@ -205,6 +206,13 @@ def test_what_cannot_be_shown_is_refused(runs, tmp_path, capsys):
     says(said(runs / "a", "--html", tmp_path / "p.html", "--json"), ["one of --html, --serve and --json"])
     says(said(runs / "a", "--serve", "70000"), ["must be a port"])
     says(said("gs://bucket/run", "--serve"), ["only runs on this machine"])
+    for address in ("192.0.2.1", "a..b", "x" * 64, "::1"):  # the first is nobody's, RFC 5737
+        wanted = [f"--address {address}: cannot listen there: ", "; give an IPv4 address or a name of this machine"]
+        says(said(runs / "a", "--serve", "0", "--address", address), wanted)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        wanted = [f"--serve {port}: cannot listen there: Address already in use; give another port"]
+        says(said(runs / "a", "--serve", port), wanted)
 
 
 def test_a_served_page_follows_its_run(tmp_path):
@@ -227,6 +235,16 @@ def test_a_served_page_follows_its_run(tmp_path):
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(base)
         server.shutdown()
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"GET /version HTTP/1.1\r\n\r\n", b"GET"])
+def test_a_browser_that_goes_away_is_no_error(sent, tmp_path):
+    with page_server({"a": write(tmp_path / "a")}, "127.0.0.1", 0) as server:
+        here, there = socket.socketpair()
+        with here, there:
+            there.sendall(sent)
+            there.close()
+            server.RequestHandlerClass(here, ("there", 0), server)
 
 
 # ---- In a browser ---------------------------------------------------------------------------------------

@@ -117,6 +117,9 @@ def test_runs_are_compared_by_label(runs, monkeypatch):
 def test_what_is_no_run_is_not_compared(tmp_path):
     with pytest.raises(jaxnet.InputError, match=r"summary.json cannot be read: .*wanted the workdir of a run"):
         jaxnet.compare({"none": tmp_path})
+    (tmp_path / "config.json").touch()
+    with pytest.raises(jaxnet.InputError, match=rf"{tmp_path} has no summary.json, so its run has not ended: continue"):
+        jaxnet.compare({"unfinished": tmp_path})
     with pytest.raises(jaxnet.InputError, match="wanted at least one run"):
         jaxnet.compare({})
 

@@ -54,6 +54,16 @@ def add_max_restarts(parser: Parser) -> None:
     )
 
 
+def check_fewest(what: str, fewest: int | None, there: int, max_restarts: int) -> None:
+    """Refuse a `--min-WHAT` that cannot act: without restarts, or above how many there are."""
+    if fewest is None:
+        return
+    if max_restarts == 0:
+        raise InputError(f"--min-{what} {fewest}: give --max-restarts too; without it nothing starts again")
+    if fewest > there:
+        raise InputError(f"--min-{what} {fewest}: there are {there} {what}; wanted at most that many")
+
+
 def add_job_options(parser: Parser, printed: str) -> None:
     """Add what every kind for other hosts ends with: `--env`, `--dry-run` (which shows `printed`) and the command."""
     parser.add_argument(

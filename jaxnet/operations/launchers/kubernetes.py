@@ -362,7 +362,14 @@ def run(args: argparse.Namespace) -> int:
             tpu=tpu,
             restarts=args.restarts,
             grace_seconds=args.grace,
-            selector={label: value for label, _, value in (text.partition("=") for text in args.node_selector)},
+            selector=dict(map(_label, args.node_selector)),
         )
     )
     return show(text) if args.dry_run else feed(text, "kubectl", "apply", "-f", "-", cure="install it")
+
+
+def _label(text: str) -> tuple[str, str]:
+    label, given, value = text.partition("=")
+    if not given:
+        raise InputError(f"--node-selector {text}: wanted LABEL=VALUE")
+    return label, value

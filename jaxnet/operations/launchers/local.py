@@ -19,6 +19,7 @@ from jaxnet.operations.launchers.job import (
     add_command,
     add_devices,
     add_max_restarts,
+    check_fewest,
     command_of,
     emulated_devices,
     find_command,
@@ -46,6 +47,7 @@ def launch_local(
         max_restarts: how often a job that failed starts again without progress, see `RestartPolicy`.
         min_processes: down to how many processes restarts may go; None: all are needed.
     """
+    check_fewest("processes", min_processes, processes, max_restarts)
     whole = find_command(command)
     gpus = gpus_here(os.environ | emulated_devices(os.environ, devices_per_process))
     if len(gpus) % processes and len(gpus) > processes:

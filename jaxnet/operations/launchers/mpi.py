@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxnet.cluster.addresses import Address
 from jaxnet.cluster.environment import COORDINATOR
 from jaxnet.cluster.job_token import TOKEN
-from jaxnet.command_line import Commands, hosts_in_all, port
+from jaxnet.command_line import Commands, given_path, hosts_in_all, port
 from jaxnet.errors import InputError
 from jaxnet.operations.launchers.hosts import Host, parse_list, read_file
 from jaxnet.operations.launchers.job import (
@@ -144,7 +144,7 @@ def add_kind(kinds: Commands) -> None:
     parser.add_argument("--processes", type=hosts_in_all, required=True, metavar="N", help="how many processes in all")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="HOST[:SLOTS],...", help="where they run; default: here")
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help=HOSTFILE)
+    where.add_argument("--hostfile", type=given_path, metavar="FILE", help=HOSTFILE)
     parser.add_argument(
         "--starter", choices=tuple(_STARTERS), default="openmpi", help="openmpi, mpich or srun; default openmpi"
     )

@@ -205,7 +205,7 @@ examples:
   jaxnet launch slurm --nodes 2 --gpus-per-node 8 --pyxis /shared/jaxnet.sqsh --mount /data \\
       -- jaxnet train --config configs/digits.py
   jaxnet launch slurm --nodes 4 --partition main --dry-run -- jaxnet train --config configs/digits.py hosts=4
-  jaxnet launch slurm --nodes 1 --experiment '--workdir runs/a seed=0' --experiment '--workdir runs/b seed=1' \
+  jaxnet launch slurm --nodes 1 --experiment '--workdir runs/a seed=0' --experiment '--workdir runs/b seed=1' \\
       -- jaxnet train --config configs/digits.py
 """
 

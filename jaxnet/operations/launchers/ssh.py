@@ -22,6 +22,7 @@ from jaxnet.operations.launchers.job import (
     add_devices,
     add_job_options,
     add_max_restarts,
+    check_fewest,
     command_of,
     new_kind,
     passed_environment,
@@ -40,7 +41,7 @@ def launch_ssh(job: SshJob) -> int:
 
     With `max_restarts`, a job that fails starts again on the hosts that then answer, see `RestartLoop`.
     """
-    _check(job)
+    check_fewest("hosts", job.min_hosts, len(job.hosts), job.max_restarts)
     find_program("ssh", "install it (on Debian and Ubuntu: apt-get install openssh-client)")
     if job.logs is not None:
         _make_folder(job.logs)
@@ -48,15 +49,6 @@ def launch_ssh(job: SshJob) -> int:
         return supervise(connections(job, *_find_coordinator(job)), job.grace_seconds)
     with tempfile.TemporaryDirectory(prefix="jaxnet-") as folder:
         return RestartLoop(SshMembers(job), Path(folder), job.grace_seconds, job.max_restarts).run()
-
-
-def _check(job: SshJob) -> None:
-    if job.min_hosts is None:
-        return
-    if job.max_restarts == 0:
-        raise InputError(f"--min-hosts {job.min_hosts}: give --max-restarts too; without it nothing starts again")
-    if job.min_hosts > len(job.hosts):
-        raise InputError(f"--min-hosts {job.min_hosts}: there are {len(job.hosts)} hosts; wanted at most that many")
 
 
 def _make_folder(path: Path) -> None:
@@ -83,7 +75,7 @@ def _find_coordinator(job: SshJob) -> tuple[Address, Address | None]:
 
 def show_ssh(job: SshJob) -> str:
     """What `launch_ssh` would run and send to each host, without contacting any."""
-    _check(job)
+    check_fewest("hosts", job.min_hosts, len(job.hosts), job.max_restarts)
     named = job.coordinator or "ADDRESS-OF-THE-FIRST-HOST"
     address = Address(named, job.port or 0)
     shown = "# The first host is asked for a free port (shown as 0), and for its address unless that is given.\n"
@@ -125,7 +117,7 @@ def add_kind(kinds: Commands) -> None:
     parser = new_kind(kinds, "ssh", "hosts that ssh reaches", _ABOUT, run)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--hosts", metavar="[USER@]HOST[:PORT],...", help="the hosts, with one process on each")
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help=HOSTFILE)
+    where.add_argument("--hostfile", type=given_path, metavar="FILE", help=HOSTFILE)
     parser.add_argument(
         "--directory", metavar="DIR", help="where the command starts on the hosts; default: the path of this folder"
     )

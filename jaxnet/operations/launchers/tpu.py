@@ -71,7 +71,7 @@ have the code and its Python already; launch/tpu.sh shows how to put them there.
 examples:
   jaxnet launch tpu --name my-slice --zone us-central2-b -- jaxnet train --config configs/digits.py
   jaxnet launch tpu --queued-resource two-slices --zone us-east5-b -- jaxnet train --config configs/digits.py
-  jaxnet launch tpu --name my-slice --zone us-central2-b --directory jaxnet --python .venv/bin/python --dry-run \
+  jaxnet launch tpu --name my-slice --zone us-central2-b --directory jaxnet --python .venv/bin/python --dry-run \\
       -- jaxnet train --config configs/digits.py
 """
 
