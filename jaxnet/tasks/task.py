@@ -298,6 +298,8 @@ def measured(task: Task, outputs: PyTree, batch: Batch, examples: int) -> Measur
     for name, values in found.items():
         if not isinstance(name, str):
             raise InputError(f"{called} gave the name {shown(name)}: wanted text")
+        if name == WEIGHT:
+            raise InputError(f"{called} gave {WEIGHT!r}, the name of the examples' weights: give it another name")
         kinds = (jnp.floating,) if name == "loss" else (jnp.floating, jnp.integer, jnp.bool_)
         _check_values(f"{called} gave {name}", values, examples, kinds, wanted)
     return found

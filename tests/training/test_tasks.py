@@ -252,6 +252,14 @@ def test_a_task_that_asks_for_what_the_data_has_not():
             lambda outputs, batch: {"loss": outputs[1], "epoch": outputs[1]},
             "has metrics named epoch, as the trainer",
         ),
+        (
+            lambda outputs, batch: {"loss": outputs[1], **dict.fromkeys(("best", "seconds", "member_0"), outputs[1])},
+            "has metrics named best, member_0, seconds, as the trainer",
+        ),
+        (
+            lambda outputs, batch: {"loss": outputs[1], "weight": outputs[1]},
+            "gave 'weight', the name of the examples' weights: give it another name",
+        ),
     ],
 )
 def test_measures_that_are_not_one_value_an_example(measures, said):
