@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxnet.checkpoints.leaves import named_leaves, nested
+from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.errors import InputError, one_line
 from jaxnet.files import open_regular, read_bounded
-from jaxnet.inference.predictor import Predictor
+from jaxnet.inference.predictor import Predictor, by_name, spoken
 from jaxnet.training import records
 
 # ---- Rows -----------------------------------------------------------------------------------------------
@@ -34,18 +34,19 @@ def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
         InputError: it cannot be read, or lacks an array.
     """
     wanted = named_leaves(dict(example))
+    names = ", ".join(map(spoken, wanted))
     try:
         if path.suffix == ".npz":
             with open_regular(path) as stream, np.load(stream, allow_pickle=False) as file:
-                return nested({name: file[name] for name in wanted})
+                return by_name({name: file[spoken(name)] for name in wanted})
         if path.suffix == ".csv" and len(wanted) == 1:
-            return nested({name: _table(path, of.shape, of.dtype) for name, of in wanted.items()})
+            return by_name({name: _table(path, of.shape, of.dtype) for name, of in wanted.items()})
     except KeyError as error:
-        raise InputError(f"{path} has no array {error}; wanted {', '.join(wanted)}") from error
+        raise InputError(f"{path} has no array {error}; wanted {names}") from error
     except _BROKEN as error:
         raise InputError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     table = " or .csv" if len(wanted) == 1 else ""
-    raise InputError(f"{path}: wanted a file named .npz{table} with {', '.join(wanted)}")
+    raise InputError(f"{path}: wanted a file named .npz{table} with {names}")
 
 
 def _table(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -94,7 +95,7 @@ def row_lines(prediction: Any, *, as_json: bool) -> Iterator[str]:
     leaves = named_leaves(prediction)
     for row in range(len(next(iter(leaves.values())))):
         values = {name: _plain(leaf[row]) for name, leaf in leaves.items()}
-        whole = values[""] if list(values) == [""] else nested(values)
+        whole = values[""] if list(values) == [""] else by_name(values)
         yield records.as_json({"row": row, "prediction": whole}) if as_json else f"{row}: {json.dumps(whole)}"
 
 

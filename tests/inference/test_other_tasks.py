@@ -216,6 +216,27 @@ def test_a_task_of_ones_own_says_what_it_likes(regression, tmp_path):
         load(tmp_path / "two", config=file)
 
 
+def test_arrays_of_any_name(regression, tmp_path, capsys):
+    _, _, space = regression
+    text = CONFIG.replace('["about"]["features"]', '["größe/cm"]').replace('{"height": outputs', '{"größe.m": outputs')
+    text = text.replace('"features": X, "target": Y', '"größe/cm": X, "height": Y').replace(
+        "Regression(100, 10)", "Heights()"
+    )
+    file, out, rows = tmp_path / "own.py", tmp_path / "program", np.float32(space["X"][:2])
+    file.write_text(text)
+    exec(text, own := {})
+    train(own["get_config"](), tmp_path / "run", quiet=True)
+    wanted = load(tmp_path / "run", config=file)({"größe/cm": rows})["größe.m"]
+    command("export", tmp_path / "run", "--config", file, "--out", out, "--platforms", "cpu")
+    np.savez(tmp_path / "rows.npz", **{"größe/cm": rows})
+    capsys.readouterr()
+    command("predict", out, "--json", tmp_path / "rows.npz")
+    found = [json.loads(line)["prediction"]["größe.m"] for line in capsys.readouterr().out.splitlines()]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    with pytest.raises(InputError, match=r"wanted größe/cm float32\[n, 3\], got größe/cm float32\[3\]"):
+        load(out)({"größe/cm": rows[0]})
+
+
 def test_members_of_a_regression_are_averaged(regression, tmp_path):
     _, file, space = regression
     train(replace(space["get_config"](), ensemble=Ensemble(2)), tmp_path, quiet=True)
