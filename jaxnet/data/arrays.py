@@ -77,11 +77,12 @@ class Arrays:
 
 
 def _with_classes(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same with labels as int32, as classes are, if they are integers from 0 on of another width."""
+    """The same with labels as int32, as classes are, if they are integers from 0 on of another dtype."""
     label = arrays.get("label")
-    if label is None or label.ndim != 1 or label.dtype.kind not in "iu" or not np.can_cast(label.dtype, np.int32):
+    if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
         return arrays
-    return {**arrays, "label": label.astype(np.int32, copy=False)} if label.min() >= 0 else arrays
+    fits = label.min() >= 0 and label.max() <= np.iinfo(np.int32).max
+    return {**arrays, "label": label.astype(np.int32, copy=False)} if fits else arrays
 
 
 def _checked(split: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:

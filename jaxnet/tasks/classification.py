@@ -1,12 +1,13 @@
 """Classify: softmax cross-entropy and accuracy, of any arrays, and of normalized, augmented and mixed images."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxnet.checkpoints.leaves import named_leaves
@@ -106,6 +107,11 @@ class Classification(Task):
                 f"{width}{classes}"
             )
 
+    def check_batch(self, batch: Mapping[str, Any], outputs: PyTree, split: str) -> None:
+        """Refuse labels that have no logit; a subclass that measures or weighs for itself may take others."""
+        if measures_as(self, Classification):
+            require_logits_of(batch["label"], outputs.shape[-1], batch["id"], f"data: the label of {split} example")
+
 
 @dataclass(frozen=True)
 class ImageClassification(Classification):
@@ -194,6 +200,31 @@ def require_logits(outputs: Any) -> None:
     """Raise InputError unless outputs, given by their shape and dtype, are real numbers that have a gradient."""
     if not jnp.issubdtype(outputs.dtype, jnp.floating):
         raise InputError(f"the model gives {outputs.dtype}{list(outputs.shape)}: wanted floating-point logits")
+
+
+def measures_as(task: Task, kind: type[Task]) -> bool:
+    """Whether a task measures and weighs its examples as this class does."""
+    return all(getattr(type(task), name) is getattr(kind, name) for name in ("measures", "weights"))
+
+
+def require_logits_of(
+    classes: np.ndarray, logits: int, rows: np.ndarray, what: str, besides: int | None = None
+) -> None:
+    """Raise InputError unless all classes, [batch, ...], are below `logits`, or `besides`; it names `what` and the row.
+
+    The cross-entropy of a class without a logit would be another's, or no number.
+    """
+    if classes.size and 0 <= classes.min() <= classes.max() < logits:
+        return
+    wrong = (classes < 0) | (classes >= logits)
+    if besides is not None:
+        wrong &= classes != besides
+    if wrong.any():
+        first = tuple(np.argwhere(wrong)[0])
+        raise InputError(
+            f"{what} {rows[first[0]]} is {classes[first]}: wanted 0 to {logits - 1}, as the model gives {logits} "
+            "logits; count from 0, or make its last layer wider"
+        )
 
 
 # ---- Loss -----------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def _lines(called: str, made: Any) -> Iterator[str]:
 # By the name of a method: what it gives is checked, and whatever it raises names it.
 _ASKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("inputs", "measures", "weights", "asked", "asked_shapes", "predicted", "combined"), _as_it_is),
-    **dict.fromkeys(("check_data", "check_model"), _as_it_is),
+    **dict.fromkeys(("check_data", "check_model", "check_batch"), _as_it_is),
     "augmented": _batch,
     "reported": _numbers,
     "units": _sizes,
@@ -258,6 +258,9 @@ class Task:
 
         `model` is the config's; `outputs` are the shapes of what it gives for one example.
         """
+
+    def check_batch(self, batch: Mapping[str, Any], outputs: PyTree, split: str) -> None:
+        """Raise InputError if a batch of a split, in NumPy arrays, is not to be learned; `outputs` as above."""
 
     def warnings(self, source: Any) -> Iterator[str]:
         """A line for each thing that was asked for and does nothing with this data set."""

@@ -65,6 +65,7 @@ class Experiment:
         steps_per_epoch: batches in one pass, a fraction where they do not divide.
         phases: parts of the run, each with images of one size.
         example: the shapes of one training example.
+        outputs: the shapes of what one network gives for one example.
         batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
         layers: dense layers whose kernels are cut over the devices of a host.
     """
@@ -86,6 +87,7 @@ class Experiment:
     steps_per_epoch: float
     phases: tuple[Phase, ...]
     example: dict[str, Any]
+    outputs: Any
     batch_shapes: dict[str, jax.ShapeDtypeStruct]
     layers: tuple[ShardedDense, ...]
     _make_first: Callable[..., TrainState]
@@ -177,8 +179,12 @@ class Experiment:
 
     def batches(self, step: int = 0) -> BatchStream:
         """Training batches after `step` steps, without end."""
-        processes = self.processes
-        return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step)
+        processes, check = self.processes, self.check_of("train")
+        return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step, check)
+
+    def check_of(self, split: str) -> Callable[[dict[str, Any]], None]:
+        """What refuses a batch of a split, before it is sent, that this network cannot learn."""
+        return functools.partial(self.config.task.check_batch, outputs=self.outputs, split=split)
 
     def evaluate(self, state: TrainState, split: str = "test") -> dict[str, float]:
         """The task's metrics on 'test' or 'validation': every example counts once, on any number of devices."""
@@ -235,14 +241,14 @@ class Experiment:
     @functools.cached_property
     def _evaluators(self) -> dict[str, "_Evaluator"]:
         sources = {"validation": self.validation, "test": self.tests}
-        return {split: _Evaluator(self, source) for split, source in sources.items() if source is not None}
+        return {split: _Evaluator(self, split, source) for split, source in sources.items() if source is not None}
 
 
 class _Evaluator:
-    """A function of a state: the task's metrics on all of `source`, each example counted once."""
+    """A function of a state: the task's metrics on all of `source`, a split, each example counted once."""
 
-    def __init__(self, experiment: Experiment, source: Source) -> None:
-        config = experiment.config
+    def __init__(self, experiment: Experiment, split: str, source: Source) -> None:
+        config, self._split = experiment.config, split
         devices = math.prod(experiment.axis_sizes.values())
         # Rounded up, as what is too much of the last batch counts 0; a batch of more than all examples is padding.
         self._size = -(-min(config.eval_batch_size, source.num_examples) // devices) * devices
@@ -255,7 +261,8 @@ class _Evaluator:
         across = [self._ranks.totals] if self._ranks else []
         batches = eval_batches(self._source, batch_size=self._size, shard=self._experiment.processes.shard)
         params, stats = self._experiment.layout.evaluated(state)
-        with closing(placed(batches, split_by_example(self._experiment.mesh))) as on_devices:
+        sharding = split_by_example(self._experiment.mesh)
+        with closing(placed(batches, sharding, self._experiment.check_of(self._split))) as on_devices:
             return evaluate(self._step, self._task, params, stats, on_devices, *across)
 
     def trace(self) -> None:

@@ -81,15 +81,19 @@ def checked_variables(
     example: Mapping[str, Any],
     inputs: PyTree,
     phases: tuple[Phase, ...],
-) -> Variables:
-    """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
+) -> tuple[Variables, PyTree]:
+    """Shapes of the model's variables, and of what it gives for one example.
+
+    Raises:
+        InputError: the data or the recipe do not go with them.
+    """
     variables = abstract_variables(model, inputs)
     two = _inputs(config.task, _with_batch(2, example))
-    check_model(config, model, variables, source, two, examples=2)
+    outputs = check_model(config, model, variables, source, two, examples=2)
     check_resolutions(model, variables, phases, inputs)
     if isinstance(config.optimizer, Optimizer):
         multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
-    return variables
+    return variables, outputs
 
 
 def gradient_order(

@@ -118,7 +118,7 @@ def test_items_that_cannot_be():
         Items(train=ragged).load("train").rows(np.arange(3))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "uint32", "int64", "uint64"])
 def test_labels_of_any_width_are_classes(dtype):
     features, label = np.zeros((3, 2), np.float32), np.array([0, 4, 2], dtype)
     source = Arrays(train={"features": features, "label": label}).load("train")

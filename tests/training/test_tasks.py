@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import flax.linen as nn
@@ -13,11 +14,11 @@ import pytest
 from jaxnet import comm
 from jaxnet.comm.strategies import post_local_sgd
 from jaxnet.config.run import Checkpoints, Config, Guard, Log
-from jaxnet.data import Synthetic
+from jaxnet.data import Items, Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, from_linen
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks import ImageClassification, Task
+from jaxnet.tasks import Classification, ImageClassification, LanguageModel, Task
 from jaxnet.training.prepare import prepare
 from jaxnet.training.trainer import train
 
@@ -269,6 +270,39 @@ def test_measures_that_are_not_one_value_an_example(measures, said):
 
     with pytest.raises(InputError, match=f"task: Measures.*{said}"):
         prepare(replace(config(), task=Measures()), comm.make_mesh(1, jax.devices()[:1]))
+
+
+@pytest.mark.parametrize(
+    ("task", "test", "said"),
+    [
+        (Classification(), {"label": -1}, "the label of test example 2 is -1: wanted 0 to 1, as the model"),
+        (Classification(), {"label": 2}, "the label of test example 2 is 2: wanted 0 to 1"),
+        (LanguageModel(pad=-3), {"tokens": [0, 1, 2]}, "a token of test example 2 is 2: wanted 0 to 1"),
+        (LanguageModel(pad=-3), {"tokens": [7, -3, -1]}, "a token of test example 2 is -1: wanted 0 to 1"),
+    ],
+)
+def test_what_the_model_has_no_logit_for_is_refused_with_its_row(task, test, said):
+    good = {"features": [0.0, 1.0], "label": 1, "tokens": [0, 1, -3]}
+    items = [{name: np.asarray(good[name]) for name in task.needs}] * 4
+    bad = {**items[0], **{name: np.asarray(value) for name, value in test.items()}}
+    model = nn.Dense(2) if "label" in test else nn.Embed(2, 2)
+    data = Items(train=items, test=[*items[:2], bad])
+    experiment = prepare(Config(model, data, 1, 4, task), comm.make_mesh(1, jax.devices()[:1]))
+    with closing(experiment.batches()) as batches:
+        next(batches)
+    with pytest.raises(InputError, match=f"data: {said}"):
+        experiment.evaluate(experiment.init())
+
+
+def test_a_task_with_measures_of_its_own_may_have_other_labels():
+    class Signs(Classification):
+        def measures(self, outputs, batch):
+            return {"loss": (outputs[:, 0] - batch["label"]) ** 2, "accuracy": outputs[:, 0] * batch["label"] > 0}
+
+    items = [{"features": np.float32([1.0]), "label": np.int32(sign)} for sign in (-1, 1)]
+    config = Config(nn.Dense(1), Items(train=items, test=items), 1, 2, Signs())
+    experiment = prepare(config, comm.make_mesh(1, jax.devices()[:1]))
+    assert experiment.evaluate(experiment.init())["examples"] == 2
 
 
 def test_a_task_that_is_none():
