@@ -11,11 +11,11 @@ from urllib.parse import unquote
 
 import jax
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from jaxnet.checkpoints.leaves import named_leaves, nested
 from jaxnet.data import Inputs
-from jaxnet.data.photos.decoding import DamagedImage, open_image
+from jaxnet.data.photos.decoding import DamagedImage, open_image, turned
 from jaxnet.data.photos.views import centre_crop
 from jaxnet.data.source import PILLOW_MODES, to_mode
 from jaxnet.errors import InputError, one_line
@@ -251,7 +251,7 @@ def fit_picture(picture: Image.Image, inputs: Inputs) -> np.ndarray:
     array([7], dtype=uint8)
     """
     height, width, channels = inputs.image_shape
-    upright = to_mode(ImageOps.exif_transpose(picture), PILLOW_MODES[channels])
+    upright = to_mode(turned(picture), PILLOW_MODES[channels])
     if inputs.resize is None:
         resized = upright.resize((width, height), Image.Resampling.BILINEAR)
     else:
