@@ -17,7 +17,7 @@ from jaxnet.limits import BelowOne, Limit, Side
 from jaxnet.models import Heads, Model
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.mixing import Mixed, Mixing, neighbours
-from jaxnet.tasks.task import Batch, LossFn, LossOutput, Measures, PyTree, Task
+from jaxnet.tasks.task import Batch, LossFn, LossOutput, Measures, PyTree, Task, in_float32
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Mix = Callable[[jax.Array, jax.Array], Mixed]
@@ -80,7 +80,7 @@ class Classification(Task):
 
     def measures(self, outputs: PyTree, batch: Batch) -> Measures:
         """Cross-entropy with the label, and whether the largest logit is that of the label."""
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(in_float32(outputs), batch["label"])
         return {"loss": losses, "accuracy": correct(outputs, batch["label"])}
 
     def predicted(self, outputs: jax.Array) -> jax.Array:
@@ -260,9 +260,9 @@ def classification_loss(
             target = _mixture(target, share)
             labels = jnp.where(share < 0.5, neighbours(labels), labels)
         target = optax.smooth_labels(target, label_smoothing)
-        loss = optax.softmax_cross_entropy(logits, target).mean()
+        loss = optax.softmax_cross_entropy(in_float32(logits), target).mean()
         for weight, others in auxiliary:
-            loss += weight * optax.softmax_cross_entropy(others, target).mean()
+            loss += weight * optax.softmax_cross_entropy(in_float32(others), target).mean()
         metrics = {"loss": loss, "accuracy": correct(logits, labels).mean()}
         return loss, LossOutput(stats, metrics)
 
@@ -281,4 +281,4 @@ def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def mean_probability(logits: jax.Array) -> jax.Array:
     """Return the logarithm of the mean of the probabilities that these logits say, over dim 0."""
-    return jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(len(logits))
+    return jax.nn.logsumexp(jax.nn.log_softmax(in_float32(logits)), axis=0) - jnp.log(len(logits))

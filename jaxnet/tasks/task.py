@@ -330,6 +330,15 @@ def _check_values(said: str, values: Any, examples: int, kinds: tuple[Any, ...],
         raise InputError(f"{said} as {dtype}: wanted {wanted}{cure}")
 
 
+def in_float32(outputs: jax.Array) -> jax.Array:
+    """What a model gives, in float32 at least: a loss that is computed in 16 bits is rounded to steps of a percent.
+
+    >>> in_float32(jnp.ones(2, jnp.bfloat16)).dtype
+    dtype('float32')
+    """
+    return outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+
+
 def weighted_means(measures: Measures, weights: jax.Array | None) -> dict[str, jax.Array]:
     """The mean of each measure times the weights, and under `WEIGHT` the mean weight; see `LossFn`.
 

@@ -18,7 +18,7 @@ from jaxnet.tasks.classification import (
     require_logits,
     require_logits_of,
 )
-from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values
+from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values, in_float32
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class LanguageModel(Task):
     def measures(self, outputs: PyTree, batch: Batch) -> Measures:
         """Cross-entropy and accuracy, means over the tokens of each sequence."""
         targets, known = self._targets(batch)
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
+        losses = optax.softmax_cross_entropy_with_integer_labels(in_float32(outputs), targets)
         right = (outputs.argmax(-1) == targets).astype(jnp.float32)
         count = jnp.maximum(known.sum(1), 1)
         return {name: (of * known).sum(1) / count for name, of in (("loss", losses), ("accuracy", right))}

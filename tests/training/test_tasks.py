@@ -16,9 +16,17 @@ from jaxnet.comm.strategies import post_local_sgd
 from jaxnet.config.run import Checkpoints, Config, Guard, Log
 from jaxnet.data import Items, Synthetic
 from jaxnet.errors import InputError
-from jaxnet.models import CNN, from_linen
+from jaxnet.models import CNN, Heads, Model, from_linen
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks import Classification, ImageClassification, LanguageModel, Task
+from jaxnet.tasks import (
+    Classification,
+    ImageClassification,
+    LanguageModel,
+    Pixels,
+    Regression,
+    Task,
+    classification_loss,
+)
 from jaxnet.training.prepare import prepare
 from jaxnet.training.trainer import train
 
@@ -308,6 +316,40 @@ def test_a_task_with_measures_of_its_own_may_have_other_labels():
 def test_a_task_that_is_none():
     with pytest.raises(InputError, match=r"task is of type str: wanted a jaxnet.Task"):
         prepare(replace(config(), task="classify"), comm.make_mesh(1, jax.devices()[:1]))
+
+
+HALF = jnp.asarray(np.random.RandomState(0).standard_normal((4, 3, 5)) * 3, jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "batch"),
+    [
+        (Classification(), HALF[:, 0], {"label": jnp.arange(4)}),
+        (LanguageModel(), HALF, {"tokens": jnp.ones((4, 4), jnp.int32)}),
+        (Regression(mean=100.0), HALF[:, 0, :1], {"target": jnp.full(4, 101.0)}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_loss_of_half_precision_outputs_is_computed_in_float32(task, outputs, batch):
+    """Steps of bfloat16 around 4 are 1/32, larger than what training changes in an epoch."""
+    both = [task.measures(given, batch)["loss"] for given in (outputs, outputs.astype(jnp.float32))]
+    said = [task.predicted(given) for given in (outputs, outputs.astype(jnp.float32))]
+    members = [task.combined(jnp.stack([given, -given])) for given in (outputs, outputs.astype(jnp.float32))]
+    for half, full in (both, said, members):
+        assert half.dtype == jnp.float32
+        np.testing.assert_array_equal(half, full)
+
+
+def test_the_loss_of_half_precision_images_is_computed_in_float32():
+    def loss(outputs):
+        model = Model(lambda key, inputs: None, lambda params, stats, inputs, *, train, keys: (outputs, stats))
+        batch = {"image": jnp.zeros((4, 2, 2, 1), jnp.uint8), "label": jnp.arange(4)}
+        keys = jax.random.split(jax.random.key(0), 4)
+        return classification_loss(model, Pixels())(None, None, batch, keys)[0]
+
+    for heads in (lambda logits: logits, lambda logits: Heads(logits, ((0.3, logits),))):
+        half, full = loss(heads(HALF[:, 0])), loss(heads(HALF[:, 0].astype(jnp.float32)))
+        assert (half.dtype, float(half)) == (jnp.float32, float(full))
 
 
 @pytest.mark.parametrize("strategy", ["hierarchical", "zero", "xla"])
