@@ -34,10 +34,11 @@ from jaxnet.parallel import Form, Step, StepPlan
 from jaxnet.parallel.hybrid import ShardedDense
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
-from jaxnet.tasks.evaluation import evaluate, make_eval_step
+from jaxnet.tasks.evaluation import EXAMPLES, evaluate, make_eval_step
+from jaxnet.tasks.task import WEIGHT
 from jaxnet.training.batches import BatchStream, batch_stream
 from jaxnet.training.initial import initial_values
-from jaxnet.training.network import as_model, model_inputs, shapes_of_batch
+from jaxnet.training.network import as_model, check_metrics, model_inputs, shapes_of_batch
 from jaxnet.training.plan import RunPlan
 from jaxnet.training.processes import ProcessGroup
 from jaxnet.training.resolutions import Phase
@@ -266,14 +267,17 @@ class _Evaluator:
             return evaluate(self._step, self._task, params, stats, on_devices, *across)
 
     def trace(self) -> None:
-        """Trace the program without computing anything."""
+        """Trace the program without computing anything; its metrics need not be those of the loss."""
         mesh, whole = self._experiment.mesh, self._experiment.layout.whole_shapes
         everywhere, split = replicated(mesh), split_by_example(mesh)
         params, stats = jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), (whole.params, whole.stats))
         size = self._size // (self._experiment.processes.shard.count if self._ranks else 1)
         batch = shapes_of_batch(size, example_shapes(self._source), split)
         weight = jax.ShapeDtypeStruct((size,), "float32", sharding=split)
-        self._step.lower(params, stats, {**batch, "weight": weight})
+        measured = self._step.lower(params, stats, {**batch, "weight": weight}).out_info
+        ensemble = self._experiment.config.ensemble.on  # then names have the member before them
+        names = {name.partition("/")[2] if ensemble else name for name in measured.keys() - {WEIGHT, EXAMPLES}}
+        check_metrics(self._task, names)
 
 
 def strategys_code(strategy: str | Strategy) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.comm.strategies import post_local_sgd
-from jaxnet.config.run import Checkpoints, Config, Guard, Log
+from jaxnet.config.run import Checkpoints, Config, Ensemble, Guard, Log
 from jaxnet.data import Items, Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, Heads, Model, from_linen
@@ -278,6 +278,19 @@ def test_measures_that_are_not_one_value_an_example(measures, said):
 
     with pytest.raises(InputError, match=f"task: Measures.*{said}"):
         prepare(replace(config(), task=Measures()), comm.make_mesh(1, jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_metrics_of_an_evaluation_alone_have_no_names_of_the_trainer(members):
+    class Timed(ImageClassification):
+        def measures(self, outputs, batch):
+            found = super().measures(outputs, batch)
+            return {**found, "seconds": found["loss"]}
+
+    model, data = CNN(2, widths=(2,), hidden=4), Synthetic((8, 8, 1), 2, 32, 16)
+    experiment = prepare(Config(model, data, 1, 16, task=Timed(), ensemble=Ensemble(members)))
+    with pytest.raises(InputError, match="task: Timed has metrics named seconds, as the trainer"):
+        experiment.check_programs()
 
 
 @pytest.mark.parametrize(
