@@ -148,6 +148,9 @@ def ensemble_optimizer(
 
 # ---- Summary and table ---------------------------------------------------------------------------------
 
+MEMBER_FIGURES = ("member", "seed", "learning_rate", "weight_decay")
+"""What the summary says of a member besides its metrics."""
+
 
 def ensemble_summary(
     ensemble: Ensemble, optimizer: AnyOptimizer, seed: int, evaluation: Mapping[str, float]

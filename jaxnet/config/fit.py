@@ -128,10 +128,11 @@ def check_model(
     source: Source,
     inputs: Any,
     examples: int = 1,
-) -> None:
+) -> Any:
     """Refuse a model (`variables`: their shapes) that would train in silence on something else than asked for.
 
     `inputs` are the shapes of what it is called with for so many examples. With two, a model that mixes them up shows.
+    Returns the shapes of what it gives for one.
     """
     outputs = _outputs(model, variables, inputs)
     if hasattr(outputs, "shape") and outputs.shape[:1] != (examples,):
@@ -143,6 +144,7 @@ def check_model(
         lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])) if leaf.shape[:1] == (examples,) else leaf, outputs
     )
     config.task.check_model(config.model, one, source)
+    return one
 
 
 def check_axes(strategy: Strategy, mesh: Mesh, params: Any) -> None:

@@ -77,11 +77,12 @@ class Arrays:
 
 
 def _with_classes(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same with labels as int32, as classes are, if they are integers from 0 on of another width."""
+    """The same with labels as int32, as classes are, if they are integers from 0 on of another dtype."""
     label = arrays.get("label")
-    if label is None or label.ndim != 1 or label.dtype.kind not in "iu" or not np.can_cast(label.dtype, np.int32):
+    if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
         return arrays
-    return {**arrays, "label": label.astype(np.int32, copy=False)} if label.min() >= 0 else arrays
+    fits = label.min() >= 0 and label.max() <= np.iinfo(np.int32).max
+    return {**arrays, "label": label.astype(np.int32, copy=False)} if fits else arrays
 
 
 def _checked(split: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -142,7 +143,7 @@ class LabelledRows(ArrayRows):
 
 
 class Sequence(Protocol):
-    """Anything with a length whose items are examples: dicts of arrays or numbers."""
+    """Anything with a length whose items are examples: dicts of arrays, numbers or lists of numbers."""
 
     def __len__(self) -> int: ...
 
@@ -152,9 +153,9 @@ class Sequence(Protocol):
 class Items:
     """A data set of anything with a length and items, such as a Grain or a Hugging Face data set.
 
-    An example is a dict of arrays or numbers, of the same shapes for all. The order is jaxnet's, so give a Grain
-    `MapDataset` before its own `shuffle` and `batch`. The random transformations of a `MapDataset` are functions of the
-    index, so that a batch stays a function of (seed, step); they are the same in each epoch.
+    An example is a dict of arrays, numbers or lists of numbers, of the same shapes for all. The order is jaxnet's, so
+    give a Grain `MapDataset` before its own `shuffle` and `batch`. The random transformations of a `MapDataset` are
+    functions of the index, so that a batch stays a function of (seed, step); they are the same in each epoch.
 
     Args:
         splits: by name: `train=...`, `test=...`.
@@ -201,10 +202,16 @@ class ItemRows:
         return _stacked(self.split, [(int(index), self.items[int(index)]) for index in indices])
 
 
-def _stacked(split: str, items: list[tuple[int, Any]]) -> dict[str, Any]:
+def _stacked(split: str, given: list[tuple[int, Any]]) -> dict[str, Any]:
+    items = [(index, _of_item(f"data: {split}[{index}]", item)) for index, item in given]
     first_index, first = items[0]
-    if not isinstance(first, Mapping):
-        raise InputError(f"data: {split}[{first_index}] is a {type(first).__name__}: wanted a dict of arrays by name")
+    wanted: Any = jax.tree.structure(first)
+    for index, item in items:
+        if jax.tree.structure(item) != wanted:
+            raise InputError(
+                f"data: {split}[{index}] has {_names(item)}, and {split}[{first_index}] {_names(first)}: wanted the "
+                "same arrays in all examples"
+            )
 
     def stack(path: Any, *leaves: Any) -> np.ndarray:
         key = f"data: {split}{jax.tree_util.keystr(path)}"
@@ -218,5 +225,31 @@ def _stacked(split: str, items: list[tuple[int, Any]]) -> dict[str, Any]:
                 f"{shapes[first_index]}; wanted one shape: pad or cut them"
             ) from None
 
-    stacked: dict[str, Any] = jax.tree.map_with_path(stack, *(dict(item) for _, item in items))
+    stacked: dict[str, Any] = jax.tree.map_with_path(stack, *(item for _, item in items))
     return stacked
+
+
+def _of_item(key: str, item: Any) -> dict[str, Any]:
+    """An example as a dict of arrays; a Hugging Face data set has lists of numbers in their place."""
+    if not isinstance(item, Mapping):
+        raise InputError(f"{key} is a {type(item).__name__}: wanted a dict of arrays by name")
+    try:
+        return {
+            name: jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, list) else leaf, of, is_leaf=_is_table)
+            for name, of in item.items()
+        }
+    except ValueError as error:  # NumPy's, of rows of different lengths
+        raise InputError(f"{key}: {error_text(error)}") from error
+
+
+def _is_table(value: Any) -> bool:
+    """Whether this is a list of numbers or of such lists, as its first element says."""
+    if not isinstance(value, list):
+        return False
+    return not value or isinstance(value[0], int | float) or _is_table(value[0])
+
+
+def _names(item: dict[str, Any]) -> str:
+    """The arrays of an example, in words."""
+    paths = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(item))
+    return ", ".join(paths) or "nothing"

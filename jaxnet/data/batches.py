@@ -216,8 +216,12 @@ def _iterate(load: Callable[[int], Batch], steps: range, threads: int) -> Iterat
 DeviceBatch = dict[str, jax.Array]
 
 
-def placed(batches: Iterator[Batch], sharding: jax.sharding.Sharding) -> Generator[DeviceBatch, None, None]:
+def placed(
+    batches: Iterator[Batch], sharding: jax.sharding.Sharding, check: Callable[[Batch], None] = lambda batch: None
+) -> Generator[DeviceBatch, None, None]:
     """Iterate over `batches` as global arrays. Closing the iterator closes `batches` if it has a `close`.
+
+    `check` sees each batch before it is sent, and may raise.
 
     Each process passes its own part of a global batch. `sharding` splits dim 0, and rows lie in the order of its
     devices. On a CPU a global array may share the memory of the NumPy array, so each batch must be a fresh array.
@@ -230,6 +234,7 @@ def placed(batches: Iterator[Batch], sharding: jax.sharding.Sharding) -> Generat
     """
     try:
         for batch in batches:
+            check(batch)
             yield _placed(batch, sharding)
     finally:
         close = getattr(batches, "close", None)  # Grain's iterators and generators have one

@@ -97,7 +97,7 @@ def _likeliest(probabilities: np.ndarray, count: int) -> list[int]:
 def read_labels(path: Path, classes: int) -> tuple[str, ...]:
     """Read a file with one name per line; InputError unless there is one for each class."""
     try:
-        names = tuple(path.read_text().splitlines())
+        names = tuple(path.read_text("utf-8-sig").splitlines())  # spreadsheets write a mark of the encoding
     except (OSError, UnicodeError) as error:
         raise InputError(f"--labels {path} cannot be read: {error}") from error
     if len(names) != classes:

@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import jax
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from jaxnet.checkpoints.leaves import named_leaves, nested
 from jaxnet.data import Inputs
-from jaxnet.data.photos.decoding import DamagedImage, open_image
+from jaxnet.data.photos.decoding import DamagedImage, open_image, turned
 from jaxnet.data.photos.views import centre_crop
 from jaxnet.data.source import PILLOW_MODES, to_mode
 from jaxnet.errors import InputError, one_line
@@ -82,7 +83,7 @@ class Predictor:
         except InputError:
             raise
         except Exception as error:  # of the network, about shapes that it was not trained with
-            shapes = {name: of.shape for name, of in named_leaves(given).items()}
+            shapes = {spoken(name): of.shape for name, of in named_leaves(given).items()}
             raise InputError(f"{self.where} takes no arrays of {shapes}: {one_line(error)}") from error
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], found)
 
@@ -130,15 +131,15 @@ def _arrays(given: Any, example: Mapping[str, Any]) -> dict[str, Any]:
     )
     if arrays.keys() != wanted.keys() or not fits or len({len(array) for array in arrays.values()}) != 1:
         shown = _shapes(wanted)
-        got = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+        got = {spoken(name): f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
         as_dict = "" if isinstance(given, Mapping) else f", as {{{', '.join(f'{name!r}: array' for name in shown)}}}"
         raise InputError(f"wanted {_listed(shown)}{as_dict}, got {_listed(got) or type(given).__name__}")
     for name, of in wanted.items():
         if np.issubdtype(of.dtype, np.integer) and arrays[name].size:
             least, most, held = arrays[name].min(), arrays[name].max(), np.iinfo(of.dtype)
             if least < held.min or most > held.max:
-                raise InputError(f"{name} holds {least} to {most}: wanted {of.dtype}, {held.min} to {held.max}")
-    return nested({name: arrays[name].astype(of.dtype, copy=False) for name, of in wanted.items()})
+                raise InputError(f"{spoken(name)} holds {least} to {most}: wanted {of.dtype}, {held.min} to {held.max}")
+    return by_name({name: arrays[name].astype(of.dtype, copy=False) for name, of in wanted.items()})
 
 
 def _can_become(array: np.ndarray, dtype: Any) -> bool:
@@ -149,11 +150,37 @@ def _can_become(array: np.ndarray, dtype: Any) -> bool:
 
 def _shapes(example: Mapping[str, Any]) -> dict[str, str]:
     """Shapes of arrays of n examples, by name, from those of one."""
-    return {name: f"{of.dtype}{['n', *of.shape]}" for name, of in example.items()}
+    return {spoken(name): f"{of.dtype}{['n', *of.shape]}" for name, of in example.items()}
 
 
 def _listed(shapes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {shape.replace(chr(39), '')}" for name, shape in shapes.items())
+
+
+def spoken(name: str) -> str:
+    """Return the name of an array as its author wrote it, from that of `named_leaves`, which quotes.
+
+    >>> spoken("about/shoe%2Esize")
+    'about/shoe.size'
+    """
+    return "/".join(map(_unquoted, name.split("/")))
+
+
+def by_name(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `named_leaves` made a name for, as a task reads it: nested dicts with the names of their author.
+
+    >>> by_name({"about/shoe%2Esize": 44, "gr%C3%B6%C3%9Fe": 180})
+    {'about': {'shoe.size': 44}, 'größe': 180}
+    """
+
+    def of(tree: dict[str, Any]) -> dict[str, Any]:
+        return {_unquoted(word): of(inner) if isinstance(inner, dict) else inner for word, inner in tree.items()}
+
+    return of(nested(leaves))
+
+
+def _unquoted(word: str) -> str:
+    return "" if word == "%" else unquote(word)
 
 
 def batch_sizes(largest: int) -> tuple[int, ...]:
@@ -224,7 +251,7 @@ def fit_picture(picture: Image.Image, inputs: Inputs) -> np.ndarray:
     array([7], dtype=uint8)
     """
     height, width, channels = inputs.image_shape
-    upright = to_mode(ImageOps.exif_transpose(picture), PILLOW_MODES[channels])
+    upright = to_mode(turned(picture), PILLOW_MODES[channels])
     if inputs.resize is None:
         resized = upright.resize((width, height), Image.Resampling.BILINEAR)
     else:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxnet.checkpoints.leaves import named_leaves, nested
+from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.errors import InputError, one_line
 from jaxnet.files import open_regular, read_bounded
-from jaxnet.inference.predictor import Predictor
+from jaxnet.inference.predictor import Predictor, by_name, spoken
 from jaxnet.training import records
 
 # ---- Rows -----------------------------------------------------------------------------------------------
@@ -31,42 +31,54 @@ def read_rows(path: Path, example: Mapping[str, Any]) -> dict[str, Any]:
         example: the shapes of one example's arrays.
 
     Raises:
-        InputError: it cannot be read, or lacks an array.
+        InputError: it cannot be read, lacks an array, or holds no example.
     """
-    wanted = named_leaves(dict(example))
+    rows = _arrays_of(path, named_leaves(dict(example)))
+    if any(np.shape(array)[:1] == (0,) for array in rows.values()):
+        raise InputError(f"{path} holds no example: wanted at least one")
+    return by_name(rows)
+
+
+def _arrays_of(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    names = ", ".join(map(spoken, wanted))
     try:
         if path.suffix == ".npz":
             with open_regular(path) as stream, np.load(stream, allow_pickle=False) as file:
-                return nested({name: file[name] for name in wanted})
+                return {name: file[spoken(name)] for name in wanted}
         if path.suffix == ".csv" and len(wanted) == 1:
-            return nested({name: _table(path, of.shape, of.dtype) for name, of in wanted.items()})
+            return {name: _table(path, of.shape, of.dtype) for name, of in wanted.items()}
     except KeyError as error:
-        raise InputError(f"{path} has no array {error}; wanted {', '.join(wanted)}") from error
+        raise InputError(f"{path} has no array {error}; wanted {names}") from error
     except _BROKEN as error:
         raise InputError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     table = " or .csv" if len(wanted) == 1 else ""
-    raise InputError(f"{path}: wanted a file named .npz{table} with {', '.join(wanted)}")
+    raise InputError(f"{path}: wanted a file named .npz{table} with {names}")
 
 
 def _table(path: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     whole = np.issubdtype(dtype, np.integer)
     text = read_bounded(path, _MOST_BYTES).decode("utf-8-sig")  # spreadsheets write a mark of the encoding
     lines = [line for line in text.splitlines() if line.strip()]
-    if lines and _are_names(lines[0]):
-        lines = lines[1:]
+    named = bool(lines) and _are_names(lines[0])
+    lines = lines[named:]
     rows = [_numbers(line, _whole if whole else float) for line in lines]
     wanted = int(np.prod(shape))
     for number, row in enumerate(rows, 1):
         if row is None or len(row) != wanted:
             kind = "whole numbers" if whole else "numbers"
-            raise ValueError(f"row {number} is {lines[number - 1]:.40}: wanted {wanted} {kind}")
+            or_names = ", or a line of names without a number" if number == 1 and not named else ""
+            raise ValueError(f"row {number} is {lines[number - 1]:.40}: wanted {wanted} {kind}{or_names}")
     return np.array(rows, np.int64 if whole else np.float32).reshape(len(rows), *shape)
 
 
 def _are_names(line: str) -> bool:
-    """Whether a line names columns: a cell is no number, and does not say that there is none."""
+    """Whether a line names columns: no cell is a number, and one does not say that there is none.
+
+    A line with a number may be an example with a bad cell, which nobody would miss.
+    """
     cells = [cell.strip() for cell in line.split(",")]
-    return any(cell.lower() not in _MISSING and _numbers(cell, float) is None for cell in cells)
+    words = [cell for cell in cells if cell.lower() not in _MISSING]
+    return bool(words) and all(_numbers(cell, float) is None for cell in words)
 
 
 def _numbers(line: str, of: Callable[[str], float]) -> list[float] | None:
@@ -94,7 +106,7 @@ def row_lines(prediction: Any, *, as_json: bool) -> Iterator[str]:
     leaves = named_leaves(prediction)
     for row in range(len(next(iter(leaves.values())))):
         values = {name: _plain(leaf[row]) for name, leaf in leaves.items()}
-        whole = values[""] if list(values) == [""] else nested(values)
+        whole = values[""] if list(values) == [""] else by_name(values)
         yield records.as_json({"row": row, "prediction": whole}) if as_json else f"{row}: {json.dumps(whole)}"
 
 

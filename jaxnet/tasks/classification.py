@@ -1,12 +1,13 @@
 """Classify: softmax cross-entropy and accuracy, of any arrays, and of normalized, augmented and mixed images."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxnet.checkpoints.leaves import named_leaves
@@ -16,7 +17,7 @@ from jaxnet.limits import BelowOne, Limit, Side
 from jaxnet.models import Heads, Model
 from jaxnet.tasks.augmentation import Augmentation
 from jaxnet.tasks.mixing import Mixed, Mixing, neighbours
-from jaxnet.tasks.task import Batch, LossFn, LossOutput, Measures, PyTree, Task
+from jaxnet.tasks.task import Batch, LossFn, LossOutput, Measures, PyTree, Task, in_float32
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Mix = Callable[[jax.Array, jax.Array], Mixed]
@@ -79,7 +80,7 @@ class Classification(Task):
 
     def measures(self, outputs: PyTree, batch: Batch) -> Measures:
         """Cross-entropy with the label, and whether the largest logit is that of the label."""
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(in_float32(outputs), batch["label"])
         return {"loss": losses, "accuracy": correct(outputs, batch["label"])}
 
     def predicted(self, outputs: jax.Array) -> jax.Array:
@@ -105,6 +106,11 @@ class Classification(Task):
                 f"the model's logits for one example have the shape {shape}, but the data set has {classes} classes; "
                 f"{width}{classes}"
             )
+
+    def check_batch(self, batch: Mapping[str, Any], outputs: PyTree, split: str) -> None:
+        """Refuse labels that have no logit; a subclass that measures or weighs for itself may take others."""
+        if measures_as(self, Classification):
+            require_logits_of(batch["label"], outputs.shape[-1], batch["id"], f"data: the label of {split} example")
 
 
 @dataclass(frozen=True)
@@ -196,6 +202,31 @@ def require_logits(outputs: Any) -> None:
         raise InputError(f"the model gives {outputs.dtype}{list(outputs.shape)}: wanted floating-point logits")
 
 
+def measures_as(task: Task, kind: type[Task]) -> bool:
+    """Whether a task measures and weighs its examples as this class does."""
+    return all(getattr(type(task), name) is getattr(kind, name) for name in ("measures", "weights"))
+
+
+def require_logits_of(
+    classes: np.ndarray, logits: int, rows: np.ndarray, what: str, besides: int | None = None
+) -> None:
+    """Raise InputError unless all classes, [batch, ...], are below `logits`, or `besides`; it names `what` and the row.
+
+    The cross-entropy of a class without a logit would be another's, or no number.
+    """
+    if classes.size and 0 <= classes.min() <= classes.max() < logits:
+        return
+    wrong = (classes < 0) | (classes >= logits)
+    if besides is not None:
+        wrong &= classes != besides
+    if wrong.any():
+        first = tuple(np.argwhere(wrong)[0])
+        raise InputError(
+            f"{what} {rows[first[0]]} is {classes[first]}: wanted 0 to {logits - 1}, as the model gives {logits} "
+            "logits; count from 0, or make its last layer wider"
+        )
+
+
 # ---- Loss -----------------------------------------------------------------------------------------------
 
 
@@ -229,9 +260,9 @@ def classification_loss(
             target = _mixture(target, share)
             labels = jnp.where(share < 0.5, neighbours(labels), labels)
         target = optax.smooth_labels(target, label_smoothing)
-        loss = optax.softmax_cross_entropy(logits, target).mean()
+        loss = optax.softmax_cross_entropy(in_float32(logits), target).mean()
         for weight, others in auxiliary:
-            loss += weight * optax.softmax_cross_entropy(others, target).mean()
+            loss += weight * optax.softmax_cross_entropy(in_float32(others), target).mean()
         metrics = {"loss": loss, "accuracy": correct(logits, labels).mean()}
         return loss, LossOutput(stats, metrics)
 
@@ -250,4 +281,4 @@ def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def mean_probability(logits: jax.Array) -> jax.Array:
     """Return the logarithm of the mean of the probabilities that these logits say, over dim 0."""
-    return jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(len(logits))
+    return jax.nn.logsumexp(jax.nn.log_softmax(in_float32(logits)), axis=0) - jnp.log(len(logits))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxnet.data import example_shapes
 from jaxnet.errors import InputError
 from jaxnet.limits import Positive
-from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values
+from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values, in_float32
 
 _LEAST_VARIANCE = 1e-5  # of squared targets: less is lost in the rounding of float32
 
@@ -45,7 +45,7 @@ class Regression(Task):
         target = (batch["target"].astype(jnp.float32) - self.mean) / self.std
         single = math.prod(target.shape[1:]) == 1
         target = target.reshape(len(target), -1)
-        difference = outputs.reshape(target.shape) - target
+        difference = in_float32(outputs).reshape(target.shape) - target
         absolute, squared = abs(difference), difference**2
         losses = {
             "squared": squared,
@@ -85,11 +85,11 @@ class Regression(Task):
 
     def predicted(self, outputs: PyTree) -> PyTree:
         """The numbers in the units of the target."""
-        return outputs * self.std + self.mean
+        return in_float32(outputs) * self.std + self.mean
 
     def combined(self, outputs: PyTree) -> PyTree:
         """The mean of the members' predictions."""
-        return outputs.mean(0)
+        return in_float32(outputs).mean(0)
 
     def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
         """Refuse a model that gives another number of numbers for an example than the target has."""

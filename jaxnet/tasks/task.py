@@ -107,7 +107,7 @@ def _lines(called: str, made: Any) -> Iterator[str]:
 # By the name of a method: what it gives is checked, and whatever it raises names it.
 _ASKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("inputs", "measures", "weights", "asked", "asked_shapes", "predicted", "combined"), _as_it_is),
-    **dict.fromkeys(("check_data", "check_model"), _as_it_is),
+    **dict.fromkeys(("check_data", "check_model", "check_batch"), _as_it_is),
     "augmented": _batch,
     "reported": _numbers,
     "units": _sizes,
@@ -259,6 +259,9 @@ class Task:
         `model` is the config's; `outputs` are the shapes of what it gives for one example.
         """
 
+    def check_batch(self, batch: Mapping[str, Any], outputs: PyTree, split: str) -> None:
+        """Raise InputError if a batch of a split, in NumPy arrays, is not to be learned; `outputs` as above."""
+
     def warnings(self, source: Any) -> Iterator[str]:
         """A line for each thing that was asked for and does nothing with this data set."""
         del source
@@ -298,6 +301,8 @@ def measured(task: Task, outputs: PyTree, batch: Batch, examples: int) -> Measur
     for name, values in found.items():
         if not isinstance(name, str):
             raise InputError(f"{called} gave the name {shown(name)}: wanted text")
+        if name == WEIGHT:
+            raise InputError(f"{called} gave {WEIGHT!r}, the name of the examples' weights: give it another name")
         kinds = (jnp.floating,) if name == "loss" else (jnp.floating, jnp.integer, jnp.bool_)
         _check_values(f"{called} gave {name}", values, examples, kinds, wanted)
     return found
@@ -323,6 +328,15 @@ def _check_values(said: str, values: Any, examples: int, kinds: tuple[Any, ...],
     if not any(jnp.issubdtype(dtype, kind) for kind in kinds):
         cure = ", a floating-point number, which has a gradient" if kinds == (jnp.floating,) else ", a real number"
         raise InputError(f"{said} as {dtype}: wanted {wanted}{cure}")
+
+
+def in_float32(outputs: jax.Array) -> jax.Array:
+    """What a model gives, in float32 at least: a loss that is computed in 16 bits is rounded to steps of a percent.
+
+    >>> in_float32(jnp.ones(2, jnp.bfloat16)).dtype
+    dtype('float32')
+    """
+    return outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
 
 
 def weighted_means(measures: Measures, weights: jax.Array | None) -> dict[str, jax.Array]:

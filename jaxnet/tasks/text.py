@@ -11,8 +11,14 @@ import optax
 
 from jaxnet.errors import InputError
 from jaxnet.limits import Positive
-from jaxnet.tasks.classification import Classification, mean_probability, require_logits
-from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values
+from jaxnet.tasks.classification import (
+    Classification,
+    mean_probability,
+    measures_as,
+    require_logits,
+    require_logits_of,
+)
+from jaxnet.tasks.task import Batch, Measures, PyTree, Task, Values, in_float32
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class LanguageModel(Task):
     def measures(self, outputs: PyTree, batch: Batch) -> Measures:
         """Cross-entropy and accuracy, means over the tokens of each sequence."""
         targets, known = self._targets(batch)
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
+        losses = optax.softmax_cross_entropy_with_integer_labels(in_float32(outputs), targets)
         right = (outputs.argmax(-1) == targets).astype(jnp.float32)
         count = jnp.maximum(known.sum(1), 1)
         return {name: (of * known).sum(1) / count for name, of in (("loss", losses), ("accuracy", right))}
@@ -132,6 +138,12 @@ class LanguageModel(Task):
             raise InputError(
                 f"the model gives logits for {shape[2]} tokens, and the data set has {vocabulary}; {width}{vocabulary}"
             )
+
+    def check_batch(self, batch: Mapping[str, Any], outputs: PyTree, split: str) -> None:
+        """Refuse tokens to be predicted that have no logit, unless they are padding."""
+        if measures_as(self, LanguageModel):
+            targets, logits = batch["tokens"][:, 1:], outputs.shape[-1]
+            require_logits_of(targets, logits, batch["id"], f"data: a token of {split} example", besides=self.pad)
 
 
 _LARGEST = 700.0  # exp() of more is no number

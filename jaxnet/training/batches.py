@@ -9,6 +9,7 @@ from jaxnet.comm import MiB, platform_of, split_by_example
 from jaxnet.config.fit import bytes_of
 from jaxnet.config.run import Config
 from jaxnet.data import DeviceBatch, Shard, Source, example_shapes, placed, train_batches
+from jaxnet.data.batches import Batch
 from jaxnet.training.resolutions import Phase, batches_in_phases
 
 
@@ -41,9 +42,15 @@ class BatchStream:
 
 
 def batch_stream(
-    config: Config, source: Source, phases: tuple[Phase, ...], mesh: Mesh, shard: Shard, step: int
+    config: Config,
+    source: Source,
+    phases: tuple[Phase, ...],
+    mesh: Mesh,
+    shard: Shard,
+    step: int,
+    check: Callable[[Batch], None],
 ) -> BatchStream:
-    """This process's batches after `step` steps, in the image sizes that the run's phases ask for."""
+    """This process's batches after `step` steps, checked, in the image sizes that the run's phases ask for."""
     sharding = split_by_example(mesh)
     threads = reading_threads(source, config.batch_size // shard.count, platform_of(mesh))
 
@@ -51,7 +58,7 @@ def batch_stream(
         batches = train_batches(
             source, batch_size=config.batch_size, seed=config.seed, shard=shard, start_step=step, threads=threads
         )
-        return placed(batches, sharding)
+        return placed(batches, sharding, check)
 
     return BatchStream(lambda step: batches_in_phases(of_one_size, source, phases, step, sharding), step)
 

@@ -34,10 +34,11 @@ from jaxnet.parallel import Form, Step, StepPlan
 from jaxnet.parallel.hybrid import ShardedDense
 from jaxnet.parallel.layout import Layout
 from jaxnet.parallel.state import TrainState
-from jaxnet.tasks.evaluation import evaluate, make_eval_step
+from jaxnet.tasks.evaluation import EXAMPLES, evaluate, make_eval_step
+from jaxnet.tasks.task import WEIGHT
 from jaxnet.training.batches import BatchStream, batch_stream
 from jaxnet.training.initial import initial_values
-from jaxnet.training.network import as_model, model_inputs, shapes_of_batch
+from jaxnet.training.network import as_model, check_metrics, model_inputs, shapes_of_batch
 from jaxnet.training.plan import RunPlan
 from jaxnet.training.processes import ProcessGroup
 from jaxnet.training.resolutions import Phase
@@ -65,6 +66,7 @@ class Experiment:
         steps_per_epoch: batches in one pass, a fraction where they do not divide.
         phases: parts of the run, each with images of one size.
         example: the shapes of one training example.
+        outputs: the shapes of what one network gives for one example.
         batch_shapes: of a global batch; with MPI, of a rank's part of it. If their size changes, of the last.
         layers: dense layers whose kernels are cut over the devices of a host.
     """
@@ -86,6 +88,7 @@ class Experiment:
     steps_per_epoch: float
     phases: tuple[Phase, ...]
     example: dict[str, Any]
+    outputs: Any
     batch_shapes: dict[str, jax.ShapeDtypeStruct]
     layers: tuple[ShardedDense, ...]
     _make_first: Callable[..., TrainState]
@@ -177,8 +180,12 @@ class Experiment:
 
     def batches(self, step: int = 0) -> BatchStream:
         """Training batches after `step` steps, without end."""
-        processes = self.processes
-        return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step)
+        processes, check = self.processes, self.check_of("train")
+        return batch_stream(self.config, self.source, self.phases, processes.mesh, processes.shard, step, check)
+
+    def check_of(self, split: str) -> Callable[[dict[str, Any]], None]:
+        """What refuses a batch of a split, before it is sent, that this network cannot learn."""
+        return functools.partial(self.config.task.check_batch, outputs=self.outputs, split=split)
 
     def evaluate(self, state: TrainState, split: str = "test") -> dict[str, float]:
         """The task's metrics on 'test' or 'validation': every example counts once, on any number of devices."""
@@ -235,14 +242,14 @@ class Experiment:
     @functools.cached_property
     def _evaluators(self) -> dict[str, "_Evaluator"]:
         sources = {"validation": self.validation, "test": self.tests}
-        return {split: _Evaluator(self, source) for split, source in sources.items() if source is not None}
+        return {split: _Evaluator(self, split, source) for split, source in sources.items() if source is not None}
 
 
 class _Evaluator:
-    """A function of a state: the task's metrics on all of `source`, each example counted once."""
+    """A function of a state: the task's metrics on all of `source`, a split, each example counted once."""
 
-    def __init__(self, experiment: Experiment, source: Source) -> None:
-        config = experiment.config
+    def __init__(self, experiment: Experiment, split: str, source: Source) -> None:
+        config, self._split = experiment.config, split
         devices = math.prod(experiment.axis_sizes.values())
         # Rounded up, as what is too much of the last batch counts 0; a batch of more than all examples is padding.
         self._size = -(-min(config.eval_batch_size, source.num_examples) // devices) * devices
@@ -255,18 +262,22 @@ class _Evaluator:
         across = [self._ranks.totals] if self._ranks else []
         batches = eval_batches(self._source, batch_size=self._size, shard=self._experiment.processes.shard)
         params, stats = self._experiment.layout.evaluated(state)
-        with closing(placed(batches, split_by_example(self._experiment.mesh))) as on_devices:
+        sharding = split_by_example(self._experiment.mesh)
+        with closing(placed(batches, sharding, self._experiment.check_of(self._split))) as on_devices:
             return evaluate(self._step, self._task, params, stats, on_devices, *across)
 
     def trace(self) -> None:
-        """Trace the program without computing anything."""
+        """Trace the program without computing anything; its metrics need not be those of the loss."""
         mesh, whole = self._experiment.mesh, self._experiment.layout.whole_shapes
         everywhere, split = replicated(mesh), split_by_example(mesh)
         params, stats = jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), (whole.params, whole.stats))
         size = self._size // (self._experiment.processes.shard.count if self._ranks else 1)
         batch = shapes_of_batch(size, example_shapes(self._source), split)
         weight = jax.ShapeDtypeStruct((size,), "float32", sharding=split)
-        self._step.lower(params, stats, {**batch, "weight": weight})
+        measured = self._step.lower(params, stats, {**batch, "weight": weight}).out_info
+        ensemble = self._experiment.config.ensemble.on  # then names have the member before them
+        names = {name.partition("/")[2] if ensemble else name for name in measured.keys() - {WEIGHT, EXAMPLES}}
+        check_metrics(self._task, names)
 
 
 def strategys_code(strategy: str | Strategy) -> AbstractContextManager[None]:

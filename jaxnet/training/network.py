@@ -1,7 +1,7 @@
 """A config's model and task as functions and shapes: what is called with what, and what does not go together."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,14 +14,14 @@ from jaxnet.comm.order import depend_on, order_of
 from jaxnet.config.fit import check_model
 from jaxnet.config.run import Config
 from jaxnet.data import Source
-from jaxnet.ensembles import ensemble_loss
+from jaxnet.ensembles import MEMBER_FIGURES, ensemble_loss
 from jaxnet.errors import InputError, users_code
 from jaxnet.models import Model, Variables, abstract_variables, from_linen, guarded, leaf_name
 from jaxnet.optimizer import Optimizer, multipliers
 from jaxnet.parallel import Mode
 from jaxnet.parallel.hybrid import ShardedDense, with_sharded
 from jaxnet.tasks.task import WEIGHT, LossFn, Task
-from jaxnet.training.observer import TRAINER_FIGURES
+from jaxnet.training.observer import SUMMARY_FIGURES, TRAINER_FIGURES
 from jaxnet.training.resolutions import Phase, check_resolutions
 
 PyTree = Any
@@ -84,8 +84,12 @@ def checked_variables(
     example: Mapping[str, Any],
     inputs: PyTree,
     phases: tuple[Phase, ...],
-) -> Variables:
-    """Shapes of the model's variables; InputError if the data or the recipe do not go with them."""
+) -> tuple[Variables, PyTree]:
+    """Shapes of the model's variables, and of what it gives for one example.
+
+    Raises:
+        InputError: the data or the recipe do not go with them.
+    """
     variables = abstract_variables(model, inputs)
     for path, leaf in jax.tree.leaves_with_path(variables.stats):
         if leaf.dtype == jnp.bool_:
@@ -94,11 +98,11 @@ def checked_variables(
                 "because devices take the mean of what a step changes; keep it as int32"
             )
     two = _inputs(config.task, _with_batch(2, example))
-    check_model(config, model, variables, source, two, examples=2)
+    outputs = check_model(config, model, variables, source, two, examples=2)
     check_resolutions(model, variables, phases, inputs)
     if isinstance(config.optimizer, Optimizer):
         multipliers(config.optimizer.groups, variables.params)  # refuses patterns that match nothing
-    return variables
+    return variables, outputs
 
 
 class TracedLoss(NamedTuple):
@@ -161,8 +165,10 @@ def check_metrics(task: Task, names: set[str]) -> None:
     _check_names(task, reported)
 
 
-def _check_names(task: Task, names: Iterable[str]) -> None:
-    if taken := sorted(name for name in names if name in TRAINER_FIGURES or name.endswith("_per_second")):
+def _check_names(task: Task, names: Collection[str]) -> None:
+    own = {*TRAINER_FIGURES, *SUMMARY_FIGURES, *MEMBER_FIGURES}
+    reserved = (name for name in names if name.endswith("_per_second") or name.startswith(("member_", "ensemble/")))
+    if taken := sorted({*own.intersection(names), *reserved}):
         raise InputError(
             f"task: {type(task).__name__} has metrics named {', '.join(taken)}, as the trainer's own figures are; give "
             "them other names"

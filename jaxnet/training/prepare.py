@@ -117,7 +117,7 @@ def prepare(
 
     # ---- Model: shapes of its variables, and the order in which backward produces gradients ----------------
     model = as_model(config.model)
-    variables = checked_variables(config, model, source, example, inputs, phases)
+    variables, outputs = checked_variables(config, model, source, example, inputs, phases)
     check_parameters(mesh, variables.params, bytes_of(variables) / jax.process_count())  # before they are planned
     traced = traced_loss(config.task, model, variables, batch_shapes)
     check_metrics(config.task, traced.metrics)
@@ -191,6 +191,7 @@ def prepare(
             steps_per_epoch=steps_per_epoch,
             phases=phases,
             example=example,
+            outputs=outputs,
             batch_shapes=batch_shapes,
             layers=layers,
             _make_first=make_first,

@@ -1,6 +1,7 @@
 """A clean stop: a signal to any process ends training on all of them after the same step."""
 
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -16,6 +17,7 @@ class StopSignal:
 
     A context manager. Ask `should_stop` once for every step, on all processes. A second SIGINT (Ctrl-C twice) raises
     KeyboardInterrupt at once. SIGINT that was ignored before stays ignored. The handlers before it come back on exit.
+    Outside the main thread, to which Python gives all signals, it catches none.
 
     In one process the handlers set a flag. In several, `LastStep` agrees on a step that none has passed, which takes
     up to a second. With a `flag` of MPI's ranks the handlers raise that; then SIGUSR1 stops as well, which mpirun hands
@@ -38,13 +40,15 @@ class StopSignal:
         if self._several:
             self._last_step = LastStep(jax.process_index(), jax.process_count(), self._is_told)
             self._last_step.start()
+        self._before = {number: signal.signal(number, self._on_signal) for number in self._caught()}
+        return self
+
+    def _caught(self) -> list[signal.Signals]:
+        if threading.current_thread() is not threading.main_thread():
+            return []
         # A shell starts background jobs with SIGINT ignored: Ctrl-C, which reaches them, is then meant for others.
         caught = [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
-        caught.append(signal.SIGTERM)
-        if self._flag is not None:
-            caught.append(signal.SIGUSR1)
-        self._before = {number: signal.signal(number, self._on_signal) for number in caught}
-        return self
+        return [*caught, signal.SIGTERM, *([] if self._flag is None else [signal.SIGUSR1])]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

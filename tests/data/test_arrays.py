@@ -92,6 +92,14 @@ def test_items_are_the_same_as_arrays():
     assert batch["more"]["label"].dtype == np.int32
 
 
+def test_lists_of_numbers_are_arrays():
+    lists = [{"table": [[1, 2], [3, 4]], "more": {"row": [0.5, True]}, "pair": [np.zeros(2), np.zeros(3)]}] * 2
+    rows = Items(train=lists).load("train").rows(np.arange(2))
+    assert (rows["table"].dtype.name, rows["table"].shape) == ("int32", (2, 2, 2))
+    assert rows["more"]["row"].tolist() == [[0.5, 1.0]] * 2
+    assert [leaf.shape for leaf in rows["pair"]] == [(2, 2), (2, 3)]
+
+
 def test_a_grain_data_set_with_random_numbers_of_its_own():
     import grain
 
@@ -112,13 +120,21 @@ def test_a_grain_data_set_with_random_numbers_of_its_own():
 def test_items_that_cannot_be():
     with pytest.raises(InputError, match=r"data: train\[0\] is a int: wanted a dict of arrays by name"):
         Items(train=range(3)).load("train").rows(np.arange(2))
+    for odd, said in [
+        (None, r"data: train\[1\] is a NoneType: wanted a dict of arrays by name"),
+        ({"x": 1.0}, r"data: train\[1\] has x, and train\[0\] more/y, x: wanted the same arrays in all examples"),
+        ({"x": None, "more": {"y": 2}}, r"data: train\[1\] has more/y, and train\[0\] more/y, x: wanted"),
+        ({"x": [[1, 2], [3]], "more": {"y": 2}}, r"data: train\[1\]: .*inhomogeneous"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            Items(train=[{"x": 1.0, "more": {"y": 2}}, odd]).load("train").rows(np.arange(2))
     ragged = [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(3)}]
     said = r"data: train\['x'\] of example 2 has the shape \(3,\), and of example 0 \(2,\); wanted one shape"
     with pytest.raises(InputError, match=said):
         Items(train=ragged).load("train").rows(np.arange(3))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "uint32", "int64", "uint64"])
 def test_labels_of_any_width_are_classes(dtype):
     features, label = np.zeros((3, 2), np.float32), np.array([0, 4, 2], dtype)
     source = Arrays(train={"features": features, "label": label}).load("train")

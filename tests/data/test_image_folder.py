@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import random
+import struct
 import sys
 from pathlib import Path
 
@@ -358,6 +359,27 @@ def test_broken_exif_data_turn_nothing(tmp_path):
     source = pictures(tmp_path, files, {"cat/y.jpg": data}).load("train")
     rows = source.rows(np.arange(2))["image"]
     np.testing.assert_array_equal(rows[0], rows[1])
+
+
+def test_one_broken_tag_leaves_the_orientation(tmp_path):
+    """Training, evaluation and predict turn alike, even where the EXIF data cannot be written again."""
+    data = photo(1)
+    orientation = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    software = struct.pack("<HHIf", 0x0131, 11, 1, 1.5)  # a number in the place of a text
+    for name, tags in (("upright", []), ("turned", [orientation]), ("broken", [orientation, software])):
+        exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + b"".join(tags) + bytes(4)
+        made = data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
+        write(tmp_path, {f"{split}/cat/{name}.jpg": made for split in ("train", "test")})
+    options = {"size": 16, "test_size": 16, "test_resize": 16, "threads": 1}
+    dataset = ImageFolder(str(tmp_path), **options, view=TrainingView(flip=False))
+    broken, turned, upright = dataset.load("test").rows(np.arange(3))["image"]
+    np.testing.assert_array_equal(broken, turned)
+    assert (broken != upright).any()
+    inputs = inputs_of(dataset.load("test"))
+    np.testing.assert_array_equal(read_picture(tmp_path / "test/cat/broken.jpg", inputs), broken)
+    broken, turned, upright = dataset.load("train").random_rows(np.arange(3), np.full(3, 7, np.uint64))["image"]
+    np.testing.assert_array_equal(broken, turned)
+    np.testing.assert_array_equal(broken, np.rot90(upright, -1))
 
 
 def test_what_is_held_back_is_seen_as_a_test_is(tmp_path):

@@ -94,7 +94,8 @@ def test_paths_from_where_one_stands(workdir, pictures, tmp_path, capsys, monkey
 
 
 def test_names_of_ones_own(workdir, pictures, tmp_path, capsys):
-    (tmp_path / "names").write_text("\n".join(f"digit {label}" for label in range(10)))
+    names = "\n".join(f"digit {label}" for label in range(10))
+    (tmp_path / "names").write_text(names, encoding="utf-8-sig")  # as spreadsheets write it
     assert jaxnet(["predict", str(workdir), str(pictures), "--labels", str(tmp_path / "names"), "--json"]) == 0
     assert all(label.startswith("digit ") for each in objects(capsys.readouterr().out) for label in each["labels"])
 

@@ -109,6 +109,9 @@ def test_rows_of_files(regression, tmp_path, capsys):
         ("a.csv", b"a,b,c\n1,2,3\n1,x,3\n", r"row 2 is 1,x,3: wanted 3 numbers"),
         ("a.csv", b"1,,3\n4,5,6\n", r"row 1 is 1,,3: wanted 3 numbers"),
         ("a.csv", b"NA,?,\n4,5,6\n", r"row 1 is NA,\?,: wanted 3 numbers"),
+        ("a.csv", b"1,x,3\n4,5,6\n", r"row 1 is 1,x,3: wanted 3 numbers, or a line of names without a number"),
+        ("a.csv", b"a,b,c\n", r"a.csv holds no example: wanted at least one"),
+        ("a.csv", b"\n", r"a.csv holds no example: wanted at least one"),
         ("a.txt", b"", r"a.txt: wanted a file named .npz or .csv with features"),
         ("a.npz", b"PK\3\4", r"a.npz cannot be read"),
         ("b.npz", None, r"b.npz cannot be read: .*No such file"),
@@ -123,7 +126,7 @@ def test_rows_that_cannot_be_read(tmp_path, name, content, said):
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int32", "uint8", "float32"])
-@pytest.mark.parametrize("head", ["", "a,b,c\n", ",b,2021\n", "\ufeff"])
+@pytest.mark.parametrize("head", ["", "a,b,c\n", ",b,of 2021\n", "\ufeff"])
 def test_numbers_of_a_table_are_of_the_kind_that_is_wanted(tmp_path, dtype, head):
     (tmp_path / "a.csv").write_text(head + "1,2,3\n4,5,6\n", encoding="utf-8")
     example = {"features": jax.ShapeDtypeStruct((3,), dtype)}
@@ -152,6 +155,12 @@ def test_a_prediction_that_is_no_number_is_json_all_the_same():
 def test_an_archive_without_the_array(tmp_path):
     np.savez(tmp_path / "a.npz", other=np.zeros(3))
     with pytest.raises(InputError, match=r"a.npz has no array .*features.*; wanted features"):
+        read_rows(tmp_path / "a.npz", {"features": jax.ShapeDtypeStruct((3,), "float32")})
+
+
+def test_an_archive_without_an_example(tmp_path):
+    np.savez(tmp_path / "a.npz", features=np.zeros((0, 3)))
+    with pytest.raises(InputError, match=r"a.npz holds no example"):
         read_rows(tmp_path / "a.npz", {"features": jax.ShapeDtypeStruct((3,), "float32")})
 
 
@@ -214,6 +223,27 @@ def test_a_task_of_ones_own_says_what_it_likes(regression, tmp_path):
     assert load(tmp_path / "two", config=file, member=1)({"about": arrays["about"]})["height"].shape == (64,)
     with pytest.raises(InputError, match="Heights has no common prediction of members: choose one of them"):
         load(tmp_path / "two", config=file)
+
+
+def test_arrays_of_any_name(regression, tmp_path, capsys):
+    _, _, space = regression
+    text = CONFIG.replace('["about"]["features"]', '["größe/cm"]').replace('{"height": outputs', '{"größe.m": outputs')
+    text = text.replace('"features": X, "target": Y', '"größe/cm": X, "height": Y').replace(
+        "Regression(100, 10)", "Heights()"
+    )
+    file, out, rows = tmp_path / "own.py", tmp_path / "program", np.float32(space["X"][:2])
+    file.write_text(text)
+    exec(text, own := {})
+    train(own["get_config"](), tmp_path / "run", quiet=True)
+    wanted = load(tmp_path / "run", config=file)({"größe/cm": rows})["größe.m"]
+    command("export", tmp_path / "run", "--config", file, "--out", out, "--platforms", "cpu")
+    np.savez(tmp_path / "rows.npz", **{"größe/cm": rows})
+    capsys.readouterr()
+    command("predict", out, "--json", tmp_path / "rows.npz")
+    found = [json.loads(line)["prediction"]["größe.m"] for line in capsys.readouterr().out.splitlines()]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    with pytest.raises(InputError, match=r"wanted größe/cm float32\[n, 3\], got größe/cm float32\[3\]"):
+        load(out)({"größe/cm": rows[0]})
 
 
 def test_members_of_a_regression_are_averaged(regression, tmp_path):

@@ -63,6 +63,7 @@ def test_a_run_asks_for_them(monkeypatch):
     monkeypatch.setattr(batches, "train_batches", lambda *_, threads, **__: asked.append(threads) or iter(()))
     config = Config(model=CNN(10), data=Synthetic((32, 32, 4), num_train=2**12, num_test=1), epochs=1, batch_size=2**12)
     mesh = make_mesh(devices=jax.devices()[:1])
-    stream = batch_stream(config, config.data.load("train"), (Phase(0, None),), mesh, Shard(0, 1), 0)
+    source, check = config.data.load("train"), lambda batch: None
+    stream = batch_stream(config, source, (Phase(0, None),), mesh, Shard(0, 1), 0, check)
     assert list(stream) == []
     assert asked == [2]

@@ -15,6 +15,7 @@ from jaxnet import comm
 from jaxnet.cli.main import run as run_jaxnet
 from jaxnet.report.run_files import read_metrics
 from jaxnet.training import summary
+from jaxnet.training.observer import SUMMARY_FIGURES
 from jaxnet.training.results import Table
 from support.runs import sharing
 
@@ -77,6 +78,7 @@ def test_everything_behind_the_door_is_there():
 def test_a_run_knows_its_figures(runs):
     run = runs["ddp"]
     assert run.summary == json.loads((run.workdir / "summary.json").read_text())
+    assert run.summary.keys() == {*SUMMARY_FIGURES, *run.summary["metrics"], "examples"} - {"members"}
     assert int(run.state.step) == run.summary["steps"] == 11
     assert run.plan.wire_bytes_per_step == run.summary["wire_bytes_per_step"]
     assert run.plan.check.ok

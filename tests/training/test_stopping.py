@@ -1,4 +1,5 @@
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,6 +44,18 @@ def test_a_supervisor_may_repeat_itself_and_the_first_signal_names_the_stop():
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
         assert stop.signal_name == "SIGTERM"
+
+
+def test_outside_the_main_thread_signals_are_left_to_the_program():
+    """Python takes handlers in the main thread alone; a server may train in another."""
+
+    def handlers():
+        with StopSignal() as stop:
+            return stop.should_stop(1), signal.getsignal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handlers).result() == (False, before)
 
 
 class Raised:

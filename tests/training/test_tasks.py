@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import flax.linen as nn
@@ -12,12 +13,20 @@ import pytest
 
 from jaxnet import comm
 from jaxnet.comm.strategies import post_local_sgd
-from jaxnet.config.run import Checkpoints, Config, Guard, Log
-from jaxnet.data import Synthetic
+from jaxnet.config.run import Checkpoints, Config, Ensemble, Guard, Log
+from jaxnet.data import Items, Synthetic
 from jaxnet.errors import InputError
-from jaxnet.models import CNN, from_linen
+from jaxnet.models import CNN, Heads, Model, from_linen
 from jaxnet.optimizer import Optimizer
-from jaxnet.tasks import ImageClassification, Task
+from jaxnet.tasks import (
+    Classification,
+    ImageClassification,
+    LanguageModel,
+    Pixels,
+    Regression,
+    Task,
+    classification_loss,
+)
 from jaxnet.training.prepare import prepare
 from jaxnet.training.trainer import train
 
@@ -252,6 +261,14 @@ def test_a_task_that_asks_for_what_the_data_has_not():
             lambda outputs, batch: {"loss": outputs[1], "epoch": outputs[1]},
             "has metrics named epoch, as the trainer",
         ),
+        (
+            lambda outputs, batch: {"loss": outputs[1], **dict.fromkeys(("best", "seconds", "member_0"), outputs[1])},
+            "has metrics named best, member_0, seconds, as the trainer",
+        ),
+        (
+            lambda outputs, batch: {"loss": outputs[1], "weight": outputs[1]},
+            "gave 'weight', the name of the examples' weights: give it another name",
+        ),
     ],
 )
 def test_measures_that_are_not_one_value_an_example(measures, said):
@@ -263,9 +280,89 @@ def test_measures_that_are_not_one_value_an_example(measures, said):
         prepare(replace(config(), task=Measures()), comm.make_mesh(1, jax.devices()[:1]))
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_metrics_of_an_evaluation_alone_have_no_names_of_the_trainer(members):
+    class Timed(ImageClassification):
+        def measures(self, outputs, batch):
+            found = super().measures(outputs, batch)
+            return {**found, "seconds": found["loss"]}
+
+    model, data = CNN(2, widths=(2,), hidden=4), Synthetic((8, 8, 1), 2, 32, 16)
+    experiment = prepare(Config(model, data, 1, 16, task=Timed(), ensemble=Ensemble(members)))
+    with pytest.raises(InputError, match="task: Timed has metrics named seconds, as the trainer"):
+        experiment.check_programs()
+
+
+@pytest.mark.parametrize(
+    ("task", "test", "said"),
+    [
+        (Classification(), {"label": -1}, "the label of test example 2 is -1: wanted 0 to 1, as the model"),
+        (Classification(), {"label": 2}, "the label of test example 2 is 2: wanted 0 to 1"),
+        (LanguageModel(pad=-3), {"tokens": [0, 1, 2]}, "a token of test example 2 is 2: wanted 0 to 1"),
+        (LanguageModel(pad=-3), {"tokens": [7, -3, -1]}, "a token of test example 2 is -1: wanted 0 to 1"),
+    ],
+)
+def test_what_the_model_has_no_logit_for_is_refused_with_its_row(task, test, said):
+    good = {"features": [0.0, 1.0], "label": 1, "tokens": [0, 1, -3]}
+    items = [{name: np.asarray(good[name]) for name in task.needs}] * 4
+    bad = {**items[0], **{name: np.asarray(value) for name, value in test.items()}}
+    model = nn.Dense(2) if "label" in test else nn.Embed(2, 2)
+    data = Items(train=items, test=[*items[:2], bad])
+    experiment = prepare(Config(model, data, 1, 4, task), comm.make_mesh(1, jax.devices()[:1]))
+    with closing(experiment.batches()) as batches:
+        next(batches)
+    with pytest.raises(InputError, match=f"data: {said}"):
+        experiment.evaluate(experiment.init())
+
+
+def test_a_task_with_measures_of_its_own_may_have_other_labels():
+    class Signs(Classification):
+        def measures(self, outputs, batch):
+            return {"loss": (outputs[:, 0] - batch["label"]) ** 2, "accuracy": outputs[:, 0] * batch["label"] > 0}
+
+    items = [{"features": np.float32([1.0]), "label": np.int32(sign)} for sign in (-1, 1)]
+    config = Config(nn.Dense(1), Items(train=items, test=items), 1, 2, Signs())
+    experiment = prepare(config, comm.make_mesh(1, jax.devices()[:1]))
+    assert experiment.evaluate(experiment.init())["examples"] == 2
+
+
 def test_a_task_that_is_none():
     with pytest.raises(InputError, match=r"task is of type str: wanted a jaxnet.Task"):
         prepare(replace(config(), task="classify"), comm.make_mesh(1, jax.devices()[:1]))
+
+
+HALF = jnp.asarray(np.random.RandomState(0).standard_normal((4, 3, 5)) * 3, jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "batch"),
+    [
+        (Classification(), HALF[:, 0], {"label": jnp.arange(4)}),
+        (LanguageModel(), HALF, {"tokens": jnp.ones((4, 4), jnp.int32)}),
+        (Regression(mean=100.0), HALF[:, 0, :1], {"target": jnp.full(4, 101.0)}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_loss_of_half_precision_outputs_is_computed_in_float32(task, outputs, batch):
+    """Steps of bfloat16 around 4 are 1/32, larger than what training changes in an epoch."""
+    both = [task.measures(given, batch)["loss"] for given in (outputs, outputs.astype(jnp.float32))]
+    said = [task.predicted(given) for given in (outputs, outputs.astype(jnp.float32))]
+    members = [task.combined(jnp.stack([given, -given])) for given in (outputs, outputs.astype(jnp.float32))]
+    for half, full in (both, said, members):
+        assert half.dtype == jnp.float32
+        np.testing.assert_array_equal(half, full)
+
+
+def test_the_loss_of_half_precision_images_is_computed_in_float32():
+    def loss(outputs):
+        model = Model(lambda key, inputs: None, lambda params, stats, inputs, *, train, keys: (outputs, stats))
+        batch = {"image": jnp.zeros((4, 2, 2, 1), jnp.uint8), "label": jnp.arange(4)}
+        keys = jax.random.split(jax.random.key(0), 4)
+        return classification_loss(model, Pixels())(None, None, batch, keys)[0]
+
+    for heads in (lambda logits: logits, lambda logits: Heads(logits, ((0.3, logits),))):
+        half, full = loss(heads(HALF[:, 0])), loss(heads(HALF[:, 0].astype(jnp.float32)))
+        assert (half.dtype, float(half)) == (jnp.float32, float(full))
 
 
 @pytest.mark.parametrize("strategy", ["hierarchical", "zero", "xla"])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from jaxnet.data.photos.crops import Box, ChooseBox
 from jaxnet.data.png import require_all_rows
@@ -75,15 +75,15 @@ def shrink_by(box: Box, size: int) -> int:
 # ---- Turned photos --------------------------------------------------------------------------------------
 
 _ORIENTATION = 0x0112  # the EXIF tag
-# What is done to the pixels of a square for each value of the tag; 1 is upright.
-_TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
-    2: lambda pixels: pixels[:, ::-1],
-    3: lambda pixels: pixels[::-1, ::-1],
-    4: lambda pixels: pixels[::-1],
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: np.rot90(pixels, -1),
-    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
-    8: lambda pixels: np.rot90(pixels),
+# What is done to a picture for each value of the tag; 1 is upright.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
 }
 
 
@@ -94,18 +94,24 @@ def turned_upright(pixels: np.ndarray, data: bytes) -> np.ndarray:
     """
     try:
         with open_image(data) as picture:
-            turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
-    except DamagedImage:  # of the EXIF data alone: the pixels are there
+            turn = _turn_of(picture)
+    except DamagedImage:  # to another decoder it is none: the pixels are there
         return pixels
-    return pixels if turn is None else turn(pixels)
+    return pixels if turn is None else np.asarray(Image.fromarray(pixels).transpose(turn))
 
 
 def turned(picture: Image.Image) -> Image.Image:
     """Return a photo turned as its EXIF data say; as it is, where these are broken."""
+    turn = _turn_of(picture)
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _turn_of(picture: Image.Image) -> Image.Transpose | None:
+    """What turns a photo upright. Of its EXIF data only the one tag is read: others may be broken."""
     try:
-        return ImageOps.exif_transpose(picture)
+        return _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
     except _BROKEN:
-        return picture
+        return None
 
 
 # ---- Decoders -------------------------------------------------------------------------------------------
