@@ -21,7 +21,10 @@ from jaxnet.models.layers import kept
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
-_MOST = 2**32  # numbers at once, by a count of 32 bits
+# Numbers of one key at once that are drawn here. Fewer are often read many times, such as one for all pixels of an
+# image: JAX's loop keeps them, and to keep them as below is refused by XLA:CPU within a loop over small arrays. Counts of
+# more are longer than 32 bits.
+_FEWEST, _MOST = 1024, 2**32
 
 
 def fast_keys(keys: jax.Array) -> jax.Array:
@@ -55,32 +58,32 @@ def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Arra
     return x, y
 
 
+def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+    count, dtype = math.prod(shape), f"uint{width}"
+    if not _FEWEST <= count <= _MOST:
+        return jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), shape, dtype)
+    first, second = _counted(kept(key), shape)
+    if width == 64:
+        return kept(first.astype(dtype) << np.uint64(32) | second.astype(dtype))
+    return kept((first ^ second).astype(dtype))
+
+
+def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.stack(_counted(key, shape), axis=-1)
+
+
 def _counted(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     low = lax.iota(np.uint32, math.prod(shape)).reshape(shape)
     return _threefry(key, jnp.zeros_like(low), low)
 
 
-def _seed(number: jax.Array) -> jax.Array:
-    return jax.random.key_data(jax.random.key(number, impl="threefry2x32"))
-
-
-def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return kept(jnp.stack(_counted(key, shape), axis=-1))
-
-
 def _fold_in(key: jax.Array, number: int) -> jax.Array:
     low = jnp.asarray(number, np.uint32)
-    return kept(jnp.stack(_threefry(key, jnp.zeros_like(low), low)))
+    return jnp.stack(_threefry(key, jnp.zeros_like(low), low))
 
 
-def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
-    dtype = f"uint{width}"
-    if math.prod(shape) > _MOST:
-        return jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), shape, dtype)
-    first, second = _counted(key, shape)
-    if width == 64:
-        return kept(first.astype(dtype) << np.uint64(32) | second.astype(dtype))
-    return kept((first ^ second).astype(dtype))
+def _seed(number: jax.Array) -> jax.Array:
+    return jax.random.key_data(jax.random.key(number, impl="threefry2x32"))
 
 
 _FAST = define_prng_impl(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnet.models import fast_keys
+from jaxnet.models import fast_keys, network_options
 
 
 def same(draw: Callable[[jax.Array], jax.Array], key: jax.Array) -> bool:
@@ -16,7 +16,7 @@ def same(draw: Callable[[jax.Array], jax.Array], key: jax.Array) -> bool:
     return np.array_equal(drawn, fast) and np.array_equal(drawn, jax.jit(draw)(fast_keys(key)))
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4, 2)])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (40, 60), (3, 5, 700)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
 def test_bits(shape: tuple[int, ...], dtype: str) -> None:
     assert same(lambda key: jax.random.bits(key, shape, dtype), jax.random.key(11))
@@ -35,11 +35,11 @@ def test_fold_in(number: int) -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda key: jax.random.normal(key, (3, 4)),
-        lambda key: jax.random.bernoulli(key, 0.1, (300,)),
-        lambda key: jax.random.permutation(key, 10),
-        lambda key: jax.random.randint(key, (7,), 0, 5),
-        lambda key: jax.random.normal(key, (5,), "bfloat16"),
+        lambda key: jax.random.normal(key, (30, 40)),
+        lambda key: jax.random.bernoulli(key, 0.1, (3000,)),
+        lambda key: jax.random.permutation(key, 2000),
+        lambda key: jax.random.randint(key, (7000,), 0, 5),
+        lambda key: jax.random.normal(key, (5000,), "bfloat16"),
     ],
 )
 def test_distributions(draw: Callable[[jax.Array], jax.Array]) -> None:
@@ -48,12 +48,12 @@ def test_distributions(draw: Callable[[jax.Array], jax.Array]) -> None:
 
 def test_64_bits() -> None:
     with jax.enable_x64(True):
-        assert same(lambda key: jax.random.bits(key, (5,), "uint64"), jax.random.key(3))
+        assert same(lambda key: jax.random.bits(key, (5000,), "uint64"), jax.random.key(3))
 
 
 def test_many_keys_at_once() -> None:
     def draw(keys: jax.Array) -> jax.Array:
-        return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 2), (4,)))(keys)
+        return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 2), (4000,)))(keys)
 
     assert same(draw, jax.random.split(jax.random.key(1), 3))
 
@@ -73,7 +73,20 @@ def test_keys_of_another_generator_come_back() -> None:
 
 def test_drawing_is_one_pass_on_cpus() -> None:
     """JAX's own form has a loop, which is what the module exists to avoid: if this fails for `key`, it may go."""
-    draw = jax.jit(lambda key: jax.random.bits(key, (1000,)))
+    draw = jax.jit(lambda key: jax.random.bits(key, (10_000,)))
     key = jax.random.key(0)
     assert "while" in draw.lower(key).as_text()
     assert "while" not in draw.lower(fast_keys(key)).as_text()
+
+
+@pytest.mark.parametrize("count", [1, 4, 100, 1024, 3000])
+def test_numbers_may_be_drawn_in_a_loop(count: int) -> None:
+    """XLA:CPU refuses what is kept in a loop of small arrays."""
+
+    def total(key: jax.Array) -> jax.Array:
+        draw = lambda index: jax.random.uniform(jax.random.fold_in(key, index), (count,)).sum()  # noqa: E731
+        return jax.lax.fori_loop(0, 3, lambda index, total: total + draw(index), 0.0)
+
+    key = jax.random.key(3)
+    compiled = jax.jit(total, compiler_options=network_options("cpu"))
+    assert compiled(fast_keys(key)) == pytest.approx(float(total(key)), rel=1e-5)
