@@ -22,8 +22,8 @@ from jaxnet.models.layers import kept
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 # Numbers of one key at once that are drawn here. Fewer are often read many times, such as one for all pixels of an
-# image: JAX's loop keeps them, and to keep them as below is refused by XLA:CPU within a loop over small arrays. Counts of
-# more are longer than 32 bits.
+# image: JAX's loop keeps them, and to keep them as below is refused by XLA:CPU within a loop over small arrays. Counts
+# of more are longer than 32 bits.
 _FEWEST, _MOST = 1024, 2**32
 
 
