@@ -333,9 +333,18 @@ def _show_crashes() -> None:
         signal.signal(signal.SIGABRT, signal.SIG_DFL)  # who aborts has said why: JAX, where another process has died
 
 
-# Python drops what is raised in a callback of its garbage collection, and JAX's may take long.
-_JAX_AT_GARBAGE = "_xla_gc_callback"
 _AGAIN_SECONDS = 0.05  # until Ctrl-C is tried again
+
+
+def _drops(frame: FrameType | None) -> bool:
+    """Whether Python drops what is raised here: in a finalizer, or in what JAX does as garbage is collected."""
+    while frame is not None:
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        of_weakref = name in ("remove", "_remove") and file.endswith(("weakref.py", "_weakrefset.py"))
+        if of_weakref or name in ("_xla_gc_callback", "__del__"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -347,7 +356,7 @@ def _interrupts_noted() -> Iterator[threading.Event]:
     interrupted = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code.co_name == _JAX_AT_GARBAGE:
+        if _drops(frame):
             again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()

@@ -148,13 +148,16 @@ def check_model(
 
 
 def check_axes(strategy: Strategy, mesh: Mesh, params: Any) -> None:
-    """Refuse a reducer that sums over some axes of the mesh only: each group of devices would train by itself."""
+    """Refuse a reducer that sums over some axes of the mesh only: each group of devices would train by itself.
+
+    One that plans nothing says nothing of it; `verify` then names what its program sends.
+    """
     if strategy.reducer is None or not any(leaf.size for leaf in jax.tree.leaves(params)):
         return
     planned = strategy.reducer.plan(params, mesh.shape).collectives
-    if alone := [
-        axis for axis, size in mesh.shape.items() if size > 1 and not any(axis in each.axes for each in planned)
-    ]:
+    summed = {axis for each in planned for axis in each.axes}
+    alone = [axis for axis, size in mesh.shape.items() if size > 1 and axis not in summed]
+    if planned and alone:
         sizes = "x".join(map(str, mesh.shape.values()))
         raise InputError(
             f"strategy={strategy.label}: nothing in it is summed over the axis {' and '.join(map(repr, alone))} of the "

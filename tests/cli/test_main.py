@@ -175,6 +175,27 @@ def test_ctrl_c_while_jax_collects_garbage_is_not_lost(interruptible):
     assert caught.value.code == 130
 
 
+def test_ctrl_c_while_python_collects_garbage_is_not_lost(interruptible):
+    """Python drops what a finalizer raises, whatever it has called."""
+
+    class Late:
+        def __del__(self):
+            self.interrupt()
+
+        def interrupt(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def main():
+        late = Late()
+        del late
+        time.sleep(5)
+        return 0
+
+    with pytest.raises(SystemExit) as caught:
+        exit_cleanly(main)
+    assert caught.value.code == 130
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_started_without_streams_no_file_takes_their_place(closed):
     code = """
