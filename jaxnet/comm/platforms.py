@@ -19,6 +19,8 @@ _CPU_PASSES = (
     "cpu-all-reduce-combiner",
     # Deletes optimization barriers before scheduling, and with them the schedule "after" (jaxlib 0.10).
     "cse_barrier_expander",
+    # Makes a function of a loop over small arrays, in which the compiler takes no barrier.
+    "small-while-loop-hoisting",
 )
 
 

@@ -1,7 +1,8 @@
 """XLA compile options with which the networks compute fast, by the kind of program."""
 
-# This pass deletes optimization barriers, so `layers.kept_relu` would keep nothing. jaxnet.comm disables it too.
-_CPU_PASS = "cse_barrier_expander"
+# The first pass deletes optimization barriers, so `layers.kept` would keep nothing. The second makes a function of a
+# loop over small arrays, in which the compiler takes no barrier. jaxnet.comm disables them too.
+_CPU_PASSES = "cse_barrier_expander,small-while-loop-hoisting"
 _LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
 _PRODUCTS, _SUMS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "LIBRARY_FUSION_TYPE_REDUCE"
 
@@ -18,7 +19,7 @@ def network_options(platform: str) -> dict[str, str | bool]:
     """
     if platform != "cpu":
         return {}
-    return {_LIBRARY: f"{_PRODUCTS},{_SUMS}", "xla_disable_hlo_passes": _CPU_PASS}
+    return {_LIBRARY: f"{_PRODUCTS},{_SUMS}", "xla_disable_hlo_passes": _CPU_PASSES}
 
 
 def inference_options(platform: str) -> dict[str, str | bool]:
@@ -31,15 +32,3 @@ def inference_options(platform: str) -> dict[str, str | bool]:
     """
     options = network_options(platform)
     return {**options, _LIBRARY: _PRODUCTS} if options else options
-
-
-def once_options(platform: str) -> dict[str, str | int | bool]:
-    """Return options for `jax.jit(..., compiler_options=...)` of a program that runs once, such as the first state.
-
-    On CPUs LLVM unrolls the loops that draw random numbers, with a kernel for each shape. The first state of ResNet-50
-    takes 17 s of processor time to compile, and 7.5 s with these options; bits and run time (0.4 s) are the same.
-
-    Args:
-        platform: 'cpu', 'gpu' or 'tpu', as `jax.default_backend()` names it.
-    """
-    return {"xla_backend_optimization_level": 1} if platform == "cpu" else {}

@@ -81,7 +81,7 @@ def test_drawing_is_one_pass_on_cpus() -> None:
 
 @pytest.mark.parametrize("count", [1, 4, 100, 1024, 3000])
 def test_numbers_may_be_drawn_in_a_loop(count: int) -> None:
-    """XLA:CPU refuses what is kept in a loop of small arrays."""
+    """XLA:CPU refuses what is kept in a loop of small arrays, unless a pass is left out."""
 
     def total(key: jax.Array) -> jax.Array:
         draw = lambda index: jax.random.uniform(jax.random.fold_in(key, index), (count,)).sum()  # noqa: E731
