@@ -6,6 +6,7 @@ whatever a terminal could take for a command is shown as its number.
 
 import faulthandler
 import functools
+import gc
 import logging
 import os
 import select
@@ -337,11 +338,12 @@ _AGAIN_SECONDS = 0.05  # until Ctrl-C is tried again
 
 
 def _drops(frame: FrameType | None) -> bool:
-    """Whether Python drops what is raised here: in a finalizer, or in what JAX does as garbage is collected."""
+    """Whether Python drops what is raised here: in a finalizer, or in a callback as garbage is collected."""
+    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
         name, file = frame.f_code.co_name, frame.f_code.co_filename
         of_weakref = name in ("remove", "_remove") and file.endswith(("weakref.py", "_weakrefset.py"))
-        if of_weakref or name in ("_xla_gc_callback", "__del__"):
+        if of_weakref or name == "__del__" or frame.f_code in callbacks:
             return True
         frame = frame.f_back
     return False

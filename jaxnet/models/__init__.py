@@ -6,7 +6,7 @@ The boundary to training:
   classifiers gives in training. `abstract_variables`: the shapes alone.
 - `from_linen`, `from_nnx`: a Flax module as a `Model`; `example_key`: one key that stands for one an example.
 - `fast_keys`: JAX's random keys, with which CPUs draw the same numbers faster.
-- `network_options`, `inference_options`: XLA compile options by the kind of program.
+- `network_options`, `inference_options`, `once_options`: XLA compile options by the kind of program.
 
 Networks:
 
@@ -19,7 +19,7 @@ Networks:
 
 from jaxnet.models.alexnet import AlexNet, AlexNet2012
 from jaxnet.models.cnn import CNN, Cifar10
-from jaxnet.models.compile_options import inference_options, network_options
+from jaxnet.models.compile_options import inference_options, network_options, once_options
 from jaxnet.models.example_key import example_key
 from jaxnet.models.fast_keys import fast_keys
 from jaxnet.models.googlenet import GoogLeNet
@@ -71,5 +71,6 @@ __all__ = [
     "inference_options",
     "leaf_name",
     "network_options",
+    "once_options",
     "shapes_text",
 ]

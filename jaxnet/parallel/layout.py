@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxnet.comm import DEVICE, HOST, mesh_size, replicated, rows_of, whole_of
+from jaxnet.comm import DEVICE, HOST, mesh_size, platform_of, replicated, rows_of, whole_of
+from jaxnet.models import once_options
 from jaxnet.parallel.state import TrainState, state_shardings
 from jaxnet.tasks.task import PyTree
 
@@ -87,7 +88,9 @@ class Layout:
 
     def make(self, first: Callable[..., TrainState], *given: PyTree) -> TrainState:
         """The state that a step takes, made on the mesh where it belongs; `first(*given)` makes it whole."""
-        return jax.jit(lambda *given: self._cut(first(*given)), out_shardings=self.shardings)(*given)
+        options = once_options(platform_of(self.mesh))
+        make = jax.jit(lambda *given: self._cut(first(*given)), out_shardings=self.shardings, compiler_options=options)
+        return make(*given)
 
     def cut(self, state: TrainState) -> TrainState:
         """A whole state as a step takes it."""

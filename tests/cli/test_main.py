@@ -156,7 +156,7 @@ def test_ctrl_c_while_jax_collects_garbage_is_not_lost(interruptible):
     """Python drops what such a callback raises."""
     told = []
 
-    def _xla_gc_callback(*_):
+    def callback(*_):
         if not told:
             told.append(True)
             signal.raise_signal(signal.SIGINT)
@@ -166,12 +166,12 @@ def test_ctrl_c_while_jax_collects_garbage_is_not_lost(interruptible):
         time.sleep(5)
         return 0
 
-    gc.callbacks.append(_xla_gc_callback)
+    gc.callbacks.append(callback)
     try:
         with pytest.raises(SystemExit) as caught:
             exit_cleanly(main)
     finally:
-        gc.callbacks.remove(_xla_gc_callback)
+        gc.callbacks.remove(callback)
     assert caught.value.code == 130
 
 

@@ -1,9 +1,21 @@
 """Compile options change how a program computes, not what it computes."""
 
 import jax
+import numpy as np
 import pytest
 
-from jaxnet.models import inference_options, network_options
+from jaxnet.models import inference_options, network_options, once_options
+
+
+def test_a_program_that_runs_once_gives_the_bits_of_one_compiled_with_every_pass():
+    def first_weights(key):
+        return jax.random.truncated_normal(key, -2.0, 2.0, (3, 3, 5, 7)), jax.random.normal(key, (33,))
+
+    def compiled(options):
+        return jax.jit(lambda key: first_weights(key), compiler_options=options)(jax.random.key(0))
+
+    quick, thorough = compiled(once_options("cpu")), compiled({"xla_backend_optimization_level": 3})
+    jax.tree.map(np.testing.assert_array_equal, quick, thorough)
 
 
 def dense_layers_in_one_operation(options):
@@ -26,5 +38,5 @@ def test_inference_takes_no_dense_layers_into_its_sums():
 
 
 def test_other_platforms_need_none():
-    for options in (network_options, inference_options):
+    for options in (network_options, inference_options, once_options):
         assert options("gpu") == options("tpu") == {}
