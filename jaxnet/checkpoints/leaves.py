@@ -8,7 +8,7 @@ checkpoint fits a program.
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import jax
 import numpy as np
@@ -49,6 +49,32 @@ def _word(entry: Any) -> str:
     # Orbax joins words with '.' and takes {'a.b': x} and {'a': {'b': y}} for the same leaf: one silently
     # replaces the other. So dots are quoted.
     return quote(jax.tree_util.keystr((entry,), simple=True), safe=" ").replace(".", "%2E") or "%"
+
+
+def spoken(name: str) -> str:
+    """Return the name of an array as its author wrote it, from that of `named_leaves`, which quotes.
+
+    >>> spoken("about/shoe%2Esize")
+    'about/shoe.size'
+    """
+    return "/".join(map(_unquoted, name.split("/")))
+
+
+def by_name(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `named_leaves` made a name for, as a task reads it: nested dicts with the names of their author.
+
+    >>> by_name({"about/shoe%2Esize": 44, "gr%C3%B6%C3%9Fe": 180})
+    {'about': {'shoe.size': 44}, 'größe': 180}
+    """
+
+    def of(tree: dict[str, Any]) -> dict[str, Any]:
+        return {_unquoted(word): of(inner) if isinstance(inner, dict) else inner for word, inner in tree.items()}
+
+    return of(nested(leaves))
+
+
+def _unquoted(word: str) -> str:
+    return "" if word == "%" else unquote(word)
 
 
 # ---- Comparison -----------------------------------------------------------------------------------------

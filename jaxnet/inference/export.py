@@ -23,13 +23,13 @@ from jax import export as jax_export
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from jaxnet.checkpoints.leaves import described, named_leaves, shapes_of
+from jaxnet.checkpoints.leaves import by_name, described, named_leaves, shapes_of
 from jaxnet.cluster.devices import local_device_count
 from jaxnet.data import Inputs
 from jaxnet.errors import InputError
 from jaxnet.files import OddFile, read_object, record_of, regular, replace, replacing, require_replaceable
 from jaxnet.inference.network import Network
-from jaxnet.inference.predictor import Predictor, batch_sizes, by_name
+from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.models import inference_options
 from jaxnet.weights import file_digest, to_tensors, write_tensors
 from jaxnet.weights.files import read_safetensors

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxnet.checkpoints import FoundCheckpoint, find_checkpoint, read_leaves, steps_at
-from jaxnet.checkpoints.leaves import described, differences_text, shapes_of
+from jaxnet.checkpoints.leaves import by_name, described, differences_text, shapes_of
 from jaxnet.cluster.devices import local_device_count
 from jaxnet.config.file import load_config
 from jaxnet.config.keys import in_todays_keys
@@ -21,7 +21,7 @@ from jaxnet.ensembles import member_of
 from jaxnet.errors import InputError
 from jaxnet.inference.export import load_exported
 from jaxnet.inference.network import Architecture, Network, Weights, in_dtype
-from jaxnet.inference.predictor import Predictor, batch_sizes, by_name
+from jaxnet.inference.predictor import Predictor, batch_sizes
 from jaxnet.inference.settings import rebuild_data, rebuild_model, rebuild_task, with_trained_values
 from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest

@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import jax
 import numpy as np
 from PIL import Image
 
-from jaxnet.checkpoints.leaves import named_leaves, nested
+from jaxnet.checkpoints.leaves import by_name, named_leaves, spoken
 from jaxnet.data import Inputs
 from jaxnet.data.photos.decoding import DamagedImage, open_image, turned
 from jaxnet.data.photos.views import centre_crop
@@ -155,32 +154,6 @@ def _shapes(example: Mapping[str, Any]) -> dict[str, str]:
 
 def _listed(shapes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {shape.replace(chr(39), '')}" for name, shape in shapes.items())
-
-
-def spoken(name: str) -> str:
-    """Return the name of an array as its author wrote it, from that of `named_leaves`, which quotes.
-
-    >>> spoken("about/shoe%2Esize")
-    'about/shoe.size'
-    """
-    return "/".join(map(_unquoted, name.split("/")))
-
-
-def by_name(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `named_leaves` made a name for, as a task reads it: nested dicts with the names of their author.
-
-    >>> by_name({"about/shoe%2Esize": 44, "gr%C3%B6%C3%9Fe": 180})
-    {'about': {'shoe.size': 44}, 'größe': 180}
-    """
-
-    def of(tree: dict[str, Any]) -> dict[str, Any]:
-        return {_unquoted(word): of(inner) if isinstance(inner, dict) else inner for word, inner in tree.items()}
-
-    return of(nested(leaves))
-
-
-def _unquoted(word: str) -> str:
-    return "" if word == "%" else unquote(word)
 
 
 def batch_sizes(largest: int) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxnet.checkpoints.leaves import named_leaves
+from jaxnet.checkpoints.leaves import by_name, named_leaves, spoken
 from jaxnet.errors import InputError, one_line
 from jaxnet.files import open_regular, read_bounded
-from jaxnet.inference.predictor import Predictor, by_name, spoken
+from jaxnet.inference.predictor import Predictor
 from jaxnet.training import records
 
 # ---- Rows -----------------------------------------------------------------------------------------------

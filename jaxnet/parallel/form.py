@@ -75,6 +75,11 @@ class Traffic(NamedTuple):
     total_steps: int
     examples: int
 
+    def averaged(self, stats: PyTree) -> list[Any]:
+        """The leaves of running averages of these shapes that are averaged."""
+        leaves = jax.tree.leaves(stats)
+        return [leaves[index] for index in self.averages]
+
 
 class StepPlan(NamedTuple):
     """What the program of a step sends.

@@ -4,14 +4,12 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
-from typing import Literal as OneOf
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
 
 from jaxnet.comm import (
     DEVICE,
@@ -28,6 +26,7 @@ from jaxnet.comm import (
     all_reduce,
     bucketed,
 )
+from jaxnet.comm.order import depend_on
 from jaxnet.errors import InputError
 from jaxnet.models import Model, Variables, leaf_name
 from jaxnet.tasks.task import PyTree
@@ -35,7 +34,7 @@ from jaxnet.tasks.task import PyTree
 # ---- Dense layers whose kernel is cut over the devices of a host: examples travel to the weights, not gradients
 
 
-Cut = OneOf["rows", "columns"]
+Cut = Literal["rows", "columns"]
 
 
 class ShardedDense(NamedTuple):
@@ -227,13 +226,10 @@ def _applied(
 
     keys = jax.eval_shape(_one_key)
     jaxpr = jax.make_jaxpr(applied)(variables.params, variables.stats, inputs, keys).jaxpr
-    by_params = set(jaxpr.invars[: len(jax.tree.leaves(variables.params))])
-    for eqn in jaxpr.eqns:
-        if any(var in by_params for var in eqn.invars if not isinstance(var, Literal)):
-            by_params.update(eqn.outvars)
+    by_params = depend_on(jaxpr, jaxpr.invars[: len(jax.tree.leaves(variables.params))], jaxpr.outvars)
     seen = [
-        _Seen(path, var.aval.shape, out.shape, out.dtype.name, var in by_params)
-        for path, var, out in zip(names, jaxpr.outvars, outputs, strict=True)
+        _Seen(path, var.aval.shape, out.shape, out.dtype.name, index in by_params)
+        for index, (path, var, out) in enumerate(zip(names, jaxpr.outvars, outputs, strict=True))
     ]
     return seen, paths
 

@@ -134,9 +134,8 @@ class Replicated:
         if reducer is None:
             return StepPlan((), (), leaves, None)
         gradients = reducer.plan(state.params, sizes)
-        stats = jax.tree.leaves(state.stats)
         # By pmap all travel, because JAX does not say there which differ.
-        averages = stats if self.options.mode == "pmap" else [stats[leaf] for leaf in traffic.averages]
+        averages = state.stats if self.options.mode == "pmap" else traffic.averaged(state.stats)
         planned = gradients.collectives
         planned += mean_plan(averages, traffic.metrics + traffic.weighted, sizes, one_message(self.options.all_reduce))
         if axes := layout.cut_axes:

@@ -92,8 +92,7 @@ class ShardedUpdate:
         """Gathers and scatters, metrics and running averages, then norms and the guard, which span all shards."""
         state, sizes = layout.whole_shapes, self.mesh.shape
         sent = self.shards.plan(state.params, sizes)
-        stats = jax.tree.leaves(state.stats)
-        averages = [stats[leaf] for leaf in traffic.averages]
+        averages = traffic.averaged(state.stats)
         planned = sent.collectives + mean_plan(averages, traffic.metrics + traffic.weighted, sizes)
         planned += traffic.norms(ShardedParams(state.params, AXES))
         planned += guard_plan(state.params, AXES, sizes) if self.options.skip else ()
