@@ -39,7 +39,7 @@ from jaxnet.training.workdir import Workdir
 _BEST = "best_evaluation"  # in what is saved with a state
 _OWES_EVALUATION = "owes_evaluation"  # likewise
 _INPUTS = "inputs"  # likewise, and read by whoever uses the network
-_EXAMPLES = "examples"  # likewise, of training and validation
+_EXAMPLES = "examples"  # likewise, of training and those held out of it
 
 
 class Start(NamedTuple):
@@ -140,12 +140,12 @@ def _other_examples(experiment: Experiment, restored: Restored) -> str | None:
     held = "; what is held back for validation is drawn anew, of what the run was trained on too"
     return (
         f"the data set had {before:,} examples when step {restored.step} was saved and has {now:,}: from here on "
-        f"batches are of those it has{held if experiment.validation else ''}"
+        f"batches are of those it has{held if experiment.held_out else ''}"
     )
 
 
 def _examples(experiment: Experiment) -> int:
-    held = experiment.validation
+    held = experiment.held_out
     return int(experiment.source.num_examples + (held.num_examples if held else 0))
 
 
