@@ -144,7 +144,12 @@ def continued(predictor: Predictor, text: bytes, count: int, *, temperature: flo
         said = predictor({"tokens": tokens})
         if getattr(said, "ndim", 0) != 3:
             raise InputError(f"{predictor.where} is no language model: it continues no text")
-        made.append(_chosen(said[0, len(seen) - 1, :256], temperature, draw))
+        if said.shape[-1] != 256:
+            raise InputError(
+                f"{predictor.where} predicts one of {said.shape[-1]:,} tokens; wanted a model of bytes, which are 256. "
+                "What another token means, only you know: predict rows of tokens, without --continue"
+            )
+        made.append(_chosen(said[0, len(seen) - 1], temperature, draw))
     return bytes(made[len(text) :])
 
 

@@ -29,6 +29,7 @@ class Outcome(NamedTuple):
         state: the last.
         step: steps done in all.
         evaluation: the last, by split; empty if there was none.
+        evaluated: after how many steps that was; None if there was none.
         signal: what stopped it before the end, such as 'SIGTERM'; None if nothing did.
         seconds: spent on training steps.
         waited: the part of them in which a batch was made and the devices had nothing to do when it came.
@@ -38,6 +39,7 @@ class Outcome(NamedTuple):
     state: TrainState
     step: int
     evaluation: Mapping[str, Values]
+    evaluated: int | None
     signal: str | None
     seconds: float
     waited: float
@@ -83,11 +85,13 @@ class Loop:
         ended: bool = False,
     ) -> Outcome:
         """Train on from `step`, unless the run has `ended`; first make the evaluation that a stop left out."""
-        config, total, evaluation = self.experiment.config, self.experiment.total_steps, {}
+        config, total = self.experiment.config, self.experiment.total_steps
+        evaluation: Mapping[str, Values] = {}
+        evaluated = None
         eval_every = max(1.0, config.eval_every_epochs * self.experiment.steps_per_epoch)
         with stop:
             if owes_evaluation:
-                evaluation = self._evaluate(state, step)
+                evaluation, evaluated = self._evaluate(state, step), step
             finished = step >= total or ended or self._wanted is not None
             while not finished:
                 # 1. One step.
@@ -115,7 +119,7 @@ class Loop:
 
                 # 5. Evaluate, then save: the checkpoint says whether it is the best so far.
                 if evaluates:
-                    evaluation = self._evaluate(state, step)
+                    evaluation, evaluated = self._evaluate(state, step), step
                     finished = finished or self._wanted is not None
                 if saves:
                     self._save(state, step, owed=due and not evaluates)
@@ -124,7 +128,8 @@ class Loop:
             for observer in self.observers:
                 observer.on_end(step)
         reason = (stop.reason or self._wanted) if step < total else None
-        return Outcome(state, step, evaluation, reason, self._pace.seconds, self._pace.waited, self.guard.counts)
+        pace = self._pace
+        return Outcome(state, step, evaluation, evaluated, reason, pace.seconds, pace.waited, self.guard.counts)
 
     def _one(self, state: TrainState, batches: BatchStream, step: int) -> TrainState:
         for observer in self.observers:

@@ -19,9 +19,9 @@ TRAINER_FIGURES = frozenset(
 """What a line of metrics holds besides the task's metrics; and all names that end in `_per_second`."""
 
 SUMMARY_FIGURES = (
-    *("steps", "finished", "ended_early", "members", "metrics", "best", "strategy", "wire_bytes_per_step"),
-    *("wire_bytes_per_axis", "data_wait_fraction", "examples_per_second", "train_seconds", *GuardCounts._fields),
-    *("mesh", "processes", "seed", "damaged_records", "stragglers", "seconds", "not_saved"),
+    *("steps", "finished", "ended_early", "members", "metrics", "evaluated_step", "best", "strategy"),
+    *("wire_bytes_per_step", "wire_bytes_per_axis", "data_wait_fraction", "examples_per_second", "train_seconds"),
+    *(*GuardCounts._fields, "mesh", "processes", "seed", "damaged_records", "stragglers", "seconds", "not_saved"),
 )
 """What summary.json holds besides the metrics of the test and how many examples it had; `members` of an ensemble."""
 

@@ -139,7 +139,9 @@ def _ending(summary: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, str
         f"{summary['steps']:,}, {done}; {summary['seconds']:.1f} s, {summary['train_seconds']:.1f} s in steps",
     )
     if tested := {name: summary[name] for name in summary["metrics"]}:
-        yield "test", f"{metrics_text(tested, ', ')} on {summary['examples']:,} examples"
+        when = summary["evaluated_step"]
+        then = f", after step {when:,}" if when != summary["steps"] else ""
+        yield "test", f"{metrics_text(tested, ', ')} on {summary['examples']:,} examples{then}"
     if best := summary.get("best"):
         value = metric_text(best["metric"], best["validation"])
         then = metrics_text(best["test"], ", ")
@@ -191,6 +193,7 @@ def summarize(
         "ended_early": early,
         **ensemble_summary(config.ensemble, config.optimizer, config.seed, tested),
         "metrics": list(task_metrics(tested)),
+        "evaluated_step": outcome.evaluated,
         "best": best.summary(),
         "strategy": experiment.strategy.label,
         "wire_bytes_per_step": experiment.plan.wire_bytes_per_step,

@@ -164,7 +164,7 @@ def train(
         ):
             return Run(config, directory, kept, experiment, outcome.state, step.check)
         if not outcome.evaluation and outcome.signal is None:
-            outcome = outcome._replace(evaluation=evaluated(outcome.state))
+            outcome = outcome._replace(evaluation=evaluated(outcome.state), evaluated=outcome.step)
         seconds = time.perf_counter() - began
         summary = summarize(experiment, outcome, best, first_step, met, seconds=seconds, not_saved=checkpoints.unsaved)
         account = ledger.close()

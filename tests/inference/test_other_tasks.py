@@ -312,6 +312,17 @@ def test_a_text_is_continued_a_byte_at_a_time(language, tmp_path, capsys):
         continued(predictor, b"", 1)
 
 
+def test_only_a_model_of_bytes_continues_a_text():
+    class OtherTokens:
+        where, inputs = "runs/words", {"tokens": jax.ShapeDtypeStruct((4,), np.int16)}
+
+        def __call__(self, example):
+            return np.zeros((1, 4, 5000), np.float32)
+
+    with pytest.raises(InputError, match="runs/words predicts one of 5,000 tokens; wanted a model of bytes"):
+        continued(OtherTokens(), b"abc", 1)
+
+
 def test_what_a_module_of_someone_else_needs(regression):
     workdir, _, _ = regression
     with pytest.raises(InputError, match=r"its model is 'flax.linen.linear.Dense', which is not of jaxnet"):

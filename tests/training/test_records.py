@@ -23,7 +23,7 @@ from jaxnet.training.loop import Loop
 from jaxnet.training.records import MetricsWriter, read_settings, write_whole
 from jaxnet.training.results import compare
 from jaxnet.training.stopping import StopSignal
-from jaxnet.training.summary import kept_summary
+from jaxnet.training.summary import kept_summary, last_screen
 from support.dark_digits import SIZE, config_of
 from support.disks import files_no_longer_than
 from support.odd_files import DEEP, ODD, deep, pipe
@@ -95,7 +95,11 @@ def test_an_evaluation_that_a_stop_left_out_is_made_up_for(tmp_path, monkeypatch
     stopped = train(config, tmp_path / "run", quiet=True)
     monkeypatch.undo()
     assert (stopped["steps"], asked[-1]) == (10, 10)
-    train(config, tmp_path / "run", quiet=True)
+    assert stopped["evaluated_step"] == 5
+    assert "after step 5\n" in last_screen(stopped, "run")
+    continued = train(config, tmp_path / "run", quiet=True)
+    assert continued["evaluated_step"] == 20
+    assert "after step" not in last_screen(continued, "run")
     wanted, tested = (metrics(tmp_path / name, "test") for name in ("unbroken", "run"))
     assert tested == wanted
     assert list(tested) == [5, 10, 15, 20]
