@@ -22,7 +22,7 @@ from jaxnet.comm import (
 )
 from jaxnet.models import fast_keys, leaf_name
 from jaxnet.parallel.kernel_gradients import fast_kernel_gradients
-from jaxnet.parallel.state import LossScale, TrainState, before_sum, divided, divisor, scaled
+from jaxnet.parallel.state import LossScale, TrainState, before_sum, divided, divisor, moved_average, scaled
 from jaxnet.tasks.task import WEIGHT, Batch, LossFn, LossOutput, PyTree
 
 # ---- Gradients of one device's share of a batch, over one or several microbatches ---------------------
@@ -386,5 +386,5 @@ def update_state(
     params = optax.apply_updates(state.params, updates)
     average = state.average
     if average_decay is not None:
-        average = optax.incremental_update(params, state.average, 1 - warmed_decay(average_decay, state.step))
+        average = moved_average(params, state.average, warmed_decay(average_decay, state.step))
     return state._replace(step=state.step + 1, params=params, stats=stats, optimizer=optimizer_state, average=average)
