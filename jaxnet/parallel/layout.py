@@ -163,7 +163,7 @@ def _mean_of_copies(leaf: jax.Array) -> jax.Array:
 
     Of counts the largest: a device that skipped a step by itself is behind, and its schedule with it.
     """
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf.max((0, 1))
     first = leaf[:1, :1]
     return first[0, 0] + (leaf - first).mean((0, 1))
