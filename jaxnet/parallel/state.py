@@ -202,13 +202,13 @@ def first_average(params: PyTree) -> PyTree:
     Of parameters of 16 bits it is in float32: a step changes it by less than they can hold, and 0.999 would be 1.
     """
     # A copy, because every leaf of the state is donated and must be a buffer of its own.
-    return jax.tree.map(lambda leaf: jnp.array(leaf, average_dtype(leaf.dtype)), params)
+    return jax.tree.map(lambda leaf: jnp.array(leaf, wide_dtype(leaf.dtype)), params)
 
 
-def average_dtype(dtype: Any) -> Any:
-    """That of the moving average of parameters of this one.
+def wide_dtype(dtype: Any) -> Any:
+    """That in which many numbers of this one are added up, or averaged: at least float32 for floating-point numbers.
 
-    >>> average_dtype(jnp.bfloat16).name, average_dtype(jnp.float32).name
+    >>> wide_dtype(jnp.bfloat16).name, wide_dtype(jnp.float32).name
     ('float32', 'float32')
     """
     narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4

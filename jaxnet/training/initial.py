@@ -14,7 +14,7 @@ from jaxnet.files import is_directory
 from jaxnet.models import Variables
 from jaxnet.object_storage.reading import fetched_steps
 from jaxnet.object_storage.store import remote_url
-from jaxnet.parallel.state import average_dtype
+from jaxnet.parallel.state import wide_dtype
 from jaxnet.weights import file_digest, read_names, read_variables
 
 _COLOURS = 3
@@ -91,7 +91,7 @@ def saved_dtype(saved: str, dtype: Any, leaves: Mapping[str, str]) -> Any:
     >>> saved_dtype("average/w", "bfloat16", {"average/w": "float32[2]"}).name
     'float32'
     """
-    kept = average_dtype(dtype)
+    kept = wide_dtype(dtype)
     in_average = saved.startswith("average/") and leaves.get(saved, "").partition("[")[0] == kept.name
     return kept if in_average else dtype
 

@@ -15,6 +15,8 @@ from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import Digits
 from jaxnet.inference.loading import load_network
 from jaxnet.models import from_linen
+from jaxnet.parallel.device_step import loss_gradient
+from jaxnet.tasks.task import LossOutput
 from jaxnet.training.initial import initial_values
 from jaxnet.training.prepare import prepare
 from support import tiny
@@ -116,6 +118,20 @@ def test_the_average_of_parameters_of_16_bits_is_that_of_the_parameters(strategy
     for new, old, leaf in zip(*map(jax.tree.leaves, (whole.average, before, whole.params)), strict=True):
         wanted = 0.999 * np.float64(old) + 0.001 * np.float64(leaf)
         np.testing.assert_allclose(np.float64(new), wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("microbatches", [2, 64, 1024])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_16_bits_are_added_up_in_more(dtype, microbatches):
+    def loss(params, stats, batch, keys):
+        value = (batch["x"] @ params["w"].astype(jnp.float32)).mean()
+        return value, LossOutput(stats, {"loss": value})
+
+    x = np.random.RandomState(0).uniform(0.5, 1.5, (1024, 8)).astype(np.float32)
+    args = {"w": jnp.zeros(8, dtype)}, {}, {"x": x}, jnp.zeros(1024)
+    grads, _ = jax.jit(lambda *args: loss_gradient(loss, *args, microbatches))(*args)
+    assert dtypes(grads) == [jnp.dtype(dtype)]
+    np.testing.assert_allclose(np.float32(grads["w"]), x.mean(0), rtol=float(jnp.finfo(dtype).eps))
 
 
 OWN_HALF = """
