@@ -396,6 +396,10 @@ def update_state(
 ) -> TrainState:
     """The state after this gradient: optimizer, parameters and their moving average, and the count of steps."""
     updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+    # Zeros that it makes anew, as Adafactor does, are typed as the same on all devices, where a device has its own.
+    optimizer_state = jax.tree.map(
+        lambda new, old: varying_along(new, varying_axes(old)), optimizer_state, state.optimizer
+    )
     params = optax.apply_updates(state.params, updates)
     average = state.average
     if average_decay is not None:
