@@ -68,7 +68,7 @@ def _of_run(path: Path, shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
         leaves = read_leaves(found, like)
     except InputError as error:
         raise InputError(f"initial_weights={path}: {error}") from error
-    return {name: leaves[saved[name]].astype(of.dtype) for name, of in shapes.items()}
+    return {name: leaves[saved[name]].astype(of.dtype, copy=False) for name, of in shapes.items()}
 
 
 def saved_names(names: Iterable[str], leaves: Iterable[str]) -> dict[str, str]:
