@@ -49,7 +49,8 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
 
     With `feedback` each device keeps what was not sent and adds it to its next message (Seide et al., 2014;
     Karimireddy et al., 2019). Law (L7): the results so far plus the residuals of all devices are the sum of all
-    messages so far, up to the rounding of float32. The state is one float32 array as long as the message.
+    messages so far, up to the rounding of float32 (and of results to the dtype of messages that have 16 bits, which no
+    residual has). The state is one float32 array as long as the message.
 
     Each of n devices sends `(n-1) S` for an encoded message of S bytes: right for two devices; from three on
     `compressed_scattered` sends less. One device alone sends nothing, gets its own message exactly, and has

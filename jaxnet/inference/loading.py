@@ -27,7 +27,7 @@ from jaxnet.models import inference_options
 from jaxnet.models.zoo import ZOO, nearest
 from jaxnet.object_storage.reading import fetched_steps
 from jaxnet.tasks.classification import ImageClassification, Pixels
-from jaxnet.training.initial import saved_names
+from jaxnet.training.initial import saved_dtype, saved_names
 from jaxnet.weights import HALVES, WeightsMetadata, checked_pixels, is_auxiliary, read_variables
 
 
@@ -179,11 +179,13 @@ def _weights(found: FoundCheckpoint, architecture: Architecture) -> Weights:
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     saved = saved_names(architecture.shapes, found.leaves)
     like = {
-        saved[name]: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        saved[name]: jax.ShapeDtypeStruct(
+            leaf.shape, saved_dtype(saved[name], leaf.dtype, found.leaves), sharding=sharding
+        )
         for name, leaf in architecture.shapes.items()
     }
     leaves = read_leaves(found, like)
-    return {name: leaves[saved[name]] for name in saved}
+    return {name: leaves[saved[name]].astype(leaf.dtype) for name, leaf in architecture.shapes.items()}
 
 
 # ---- A file of weights ---------------------------------------------------------------------------------

@@ -22,7 +22,16 @@ from jaxnet.comm import (
 )
 from jaxnet.models import fast_keys, leaf_name
 from jaxnet.parallel.kernel_gradients import fast_kernel_gradients
-from jaxnet.parallel.state import LossScale, TrainState, before_sum, divided, divisor, scaled
+from jaxnet.parallel.state import (
+    LossScale,
+    TrainState,
+    before_sum,
+    divided,
+    divisor,
+    moved_average,
+    scaled,
+    wide_dtype,
+)
 from jaxnet.tasks.task import WEIGHT, Batch, LossFn, LossOutput, PyTree
 
 # ---- Gradients of one device's share of a batch, over one or several microbatches ---------------------
@@ -59,7 +68,8 @@ def loss_gradient(
     """Gradient of the mean loss over `batch`, computed a microbatch at a time.
 
     Running averages pass from one microbatch to the next. The last microbatch stands outside the loop, so its
-    backward pass still yields gradients one by one and buckets can travel during it.
+    backward pass still yields gradients one by one and buckets can travel during it. Gradients of 16 bits are added up
+    in float32: of many alike, in bfloat16 the 257th would add nothing to the sum of those before.
 
     Args:
         microbatches: how many parts the batch is taken in.
@@ -72,20 +82,23 @@ def loss_gradient(
     parts = jax.tree.map(lambda x: _parts(x, microbatches, groups), (batch, keys))
     first, middle, last = (jax.tree.map(lambda x, at=at: x[at], parts) for at in (0, slice(1, -1), -1))
 
+    widened = lambda grads: jax.tree.map(lambda grad: grad.astype(wide_dtype(grad.dtype)), grads)  # noqa: E731
+
     def add(carry: tuple[PyTree, LossOutput], part: tuple[Batch, jax.Array]) -> tuple[tuple[PyTree, LossOutput], None]:
         total, before = carry
         (_, result), grads = gradient(params, before.stats, *part)
         metrics = jax.tree.map(jnp.add, before.metrics, result.metrics)
-        return (jax.tree.map(jnp.add, total, grads), LossOutput(result.stats, metrics)), None
+        return (jax.tree.map(jnp.add, total, widened(grads)), LossOutput(result.stats, metrics)), None
 
     # Start from the first part rather than from zeros: its values have the types that the loop must carry.
     (_, result), grads = gradient(params, stats, *first)
-    carry = (grads, result)
+    carry = (widened(grads), result)
     if microbatches > 2:
         carry, _ = jax.lax.scan(add, carry, middle)
-    (grads, result), _ = add(carry, last)
+    (total, result), _ = add(carry, last)
     mean = lambda tree: jax.tree.map(lambda total: total / microbatches, tree)  # noqa: E731
-    return mean(grads), LossOutput(result.stats, mean(result.metrics))
+    grads = jax.tree.map(lambda each, grad: each.astype(grad.dtype), mean(total), grads)
+    return grads, LossOutput(result.stats, mean(result.metrics))
 
 
 def per_weight(grads: PyTree, result: LossOutput) -> tuple[PyTree, LossOutput]:
@@ -383,8 +396,12 @@ def update_state(
 ) -> TrainState:
     """The state after this gradient: optimizer, parameters and their moving average, and the count of steps."""
     updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+    # Zeros that it makes anew, as Adafactor does, are typed as the same on all devices, where a device has its own.
+    optimizer_state = jax.tree.map(
+        lambda new, old: varying_along(new, varying_axes(old)), optimizer_state, state.optimizer
+    )
     params = optax.apply_updates(state.params, updates)
     average = state.average
     if average_decay is not None:
-        average = optax.incremental_update(params, state.average, 1 - warmed_decay(average_decay, state.step))
+        average = moved_average(params, state.average, warmed_decay(average_decay, state.step))
     return state._replace(step=state.step + 1, params=params, stats=stats, optimizer=optimizer_state, average=average)

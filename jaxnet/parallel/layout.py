@@ -104,9 +104,14 @@ class Layout:
         return state if self._all_whole else self._whole_on_mesh(state)
 
     def evaluated(self, state: TrainState) -> tuple[PyTree, PyTree]:
-        """What a state is tested by, whole on every device: its parameters, or their average, and running averages."""
+        """What a state is tested by, whole on every device: its parameters, or their average, and running averages.
+
+        The average has the dtypes of the parameters then.
+        """
         params = state.params if state.average is None else state.average
-        return (params, state.stats) if self._all_whole else self._evaluated_on_mesh((params, state.stats))
+        wanted = [leaf.dtype for leaf in jax.tree.leaves(self.whole_shapes.params)]
+        alike = wanted == [leaf.dtype for leaf in jax.tree.leaves(params)]
+        return (params, state.stats) if self._all_whole and alike else self._evaluated_on_mesh((params, state.stats))
 
     @property
     def _all_whole(self) -> bool:
@@ -123,7 +128,12 @@ class Layout:
     @functools.cached_property
     def _evaluated_on_mesh(self) -> jax.stages.Wrapped:
         kinds, shapes = ((tree.params, tree.stats) for tree in (self.kinds, self.whole_shapes))
-        return jax.jit(lambda trees: jax.tree.map(_joined, kinds, trees, shapes), out_shardings=replicated(self.mesh))
+
+        def joined(trees: PyTree) -> PyTree:
+            whole = jax.tree.map(_joined, kinds, trees, shapes)
+            return jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), whole, shapes)
+
+        return jax.jit(joined, out_shardings=replicated(self.mesh))
 
     def _cut(self, state: TrainState) -> TrainState:
         return jax.tree.map(self._cut_leaf, self.kinds, state)
@@ -153,7 +163,7 @@ def _mean_of_copies(leaf: jax.Array) -> jax.Array:
 
     Of counts the largest: a device that skipped a step by itself is behind, and its schedule with it.
     """
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf.max((0, 1))
     first = leaf[:1, :1]
     return first[0, 0] + (leaf - first).mean((0, 1))

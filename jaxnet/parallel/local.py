@@ -47,7 +47,7 @@ from jaxnet.parallel.device_step import (
 from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, leaves_in_order
 from jaxnet.parallel.layout import Layout, copied_kinds
 from jaxnet.parallel.replicated import shard_mapped
-from jaxnet.parallel.state import TrainState
+from jaxnet.parallel.state import TrainState, moved_average
 from jaxnet.tasks.task import Batch, LossFn, LossOutput, PyTree
 
 
@@ -212,7 +212,7 @@ def local_step(
         if average_decay is not None:
             decay = warmed_decay(average_decay, state.step - 1)
             kept = jnp.where(moves, decay, jnp.where(ends, decay**averaging.every, 1.0))
-            state = state._replace(average=optax.incremental_update(state.params, state.average, 1 - kept))
+            state = state._replace(average=moved_average(state.params, state.average, kept))
         # Between rounds these are the device's own, and nothing travels only to have them read.
         return state, jax.tree.map(lambda value: same_along(value, AXES), metrics | found)
 

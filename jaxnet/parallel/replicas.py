@@ -56,6 +56,8 @@ def leaf_hash(leaf: jax.Array) -> jax.Array:
     A change of one element of up to 32 bits always changes it; any other, such as an exchange of two, is missed once in
     2^32. A sum of integers is the same in any order, so XLA may add as is fastest.
     """
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):  # of which JAX gives no bits
+        leaf = jnp.stack([leaf.real, leaf.imag])
     word = jnp.uint8 if leaf.dtype == jnp.bool_ else jnp.dtype(f"uint{8 * min(4, leaf.dtype.itemsize)}")
     bits = leaf.astype(word) if leaf.dtype == jnp.bool_ else lax.bitcast_convert_type(leaf, word)
     words = bits.reshape(-1).astype(jnp.uint32)

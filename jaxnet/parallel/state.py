@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 from jax.sharding import Mesh
 
 from jaxnet.comm import Reducer, one_per_device, replicated
@@ -123,7 +124,7 @@ class TrainState(NamedTuple):
         stats: BatchNorm's running averages; the mean over devices.
         optimizer: the optimizer's state.
         comm: the reducer's state, one per device.
-        average: exponential moving average of the parameters, or None.
+        average: exponential moving average of the parameters, or None; of those of 16 bits in float32.
         key: key data of the run's random numbers, uint32 [2]; of an ensemble [members, 2].
         scale: of the loss, where the model computes in float16; else None.
     """
@@ -189,11 +190,42 @@ def first_state(
         stats=variables.stats,
         optimizer=optimizer.init(variables.params),
         comm=first_comm(reducer, variables.params, mesh),
-        # A copy, because every leaf of the state is donated and must be a buffer of its own.
-        average=jax.tree.map(jnp.copy, variables.params) if averaged else None,
+        average=first_average(variables.params) if averaged else None,
         key=jax.random.key_data(key),
         scale=first_scale() if scaled else None,
     )
+
+
+def first_average(params: PyTree) -> PyTree:
+    """The moving average of parameters before the first step. To be traced.
+
+    Of parameters of 16 bits it is in float32: a step changes it by less than they can hold, and 0.999 would be 1.
+    """
+    # A copy, because every leaf of the state is donated and must be a buffer of its own.
+    return jax.tree.map(lambda leaf: jnp.array(leaf, wide_dtype(leaf.dtype)), params)
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """That in which many numbers of this one are added up, or averaged: at least float32 for floating-point numbers.
+
+    >>> wide_dtype(jnp.bfloat16).name, wide_dtype(jnp.float32).name
+    ('float32', 'float32')
+    """
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32 if narrow else dtype)
+
+
+def moved_average(params: PyTree, average: PyTree, decay: jax.Array) -> PyTree:
+    """`decay * average + (1 - decay) * params`, in the dtype of the average."""
+
+    def widened(leaf: jax.Array, old: jax.Array) -> jax.Array:
+        if leaf.dtype == old.dtype:
+            return leaf
+        # Rounded again, because XLA would take the update as it was before parameters were rounded to 16 bits.
+        kept = jnp.finfo(leaf.dtype)
+        return lax.reduce_precision(leaf.astype(old.dtype), kept.nexp, kept.nmant)
+
+    return optax.incremental_update(jax.tree.map(widened, params, average), average, 1 - decay)
 
 
 def first_comm(reducer: Reducer | None, params: PyTree, mesh: Mesh) -> PyTree:

@@ -14,6 +14,7 @@ from jaxnet.files import is_directory
 from jaxnet.models import Variables
 from jaxnet.object_storage.reading import fetched_steps
 from jaxnet.object_storage.store import remote_url
+from jaxnet.parallel.state import wide_dtype
 from jaxnet.weights import file_digest, read_names, read_variables
 
 _COLOURS = 3
@@ -59,12 +60,15 @@ def _of_run(path: Path, shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
     found = find_checkpoint(*steps_at(path))
     saved = saved_names(shapes, found.leaves)
     # As NumPy arrays, which are the same on all processes; these take no memory.
-    like = {saved[name]: np.broadcast_to(np.zeros((), of.dtype), of.shape) for name, of in shapes.items()}
+    like = {
+        saved[name]: np.broadcast_to(np.zeros((), saved_dtype(saved[name], of.dtype, found.leaves)), of.shape)
+        for name, of in shapes.items()
+    }
     try:
         leaves = read_leaves(found, like)
     except InputError as error:
         raise InputError(f"initial_weights={path}: {error}") from error
-    return {name: leaves[saved[name]] for name in shapes}
+    return {name: leaves[saved[name]].astype(of.dtype, copy=False) for name, of in shapes.items()}
 
 
 def saved_names(names: Iterable[str], leaves: Iterable[str]) -> dict[str, str]:
@@ -77,6 +81,19 @@ def saved_names(names: Iterable[str], leaves: Iterable[str]) -> dict[str, str]:
     return {
         name: params + name.removeprefix("params/") if name.startswith("params/") else f"stats/{name}" for name in names
     }
+
+
+def saved_dtype(saved: str, dtype: Any, leaves: Mapping[str, str]) -> Any:
+    """The dtype in which a leaf of a saved state, of which all are `described`, is read for a variable of this one.
+
+    It is the variable's own, but for averages of parameters of 16 bits: those of older runs alone have it.
+
+    >>> saved_dtype("average/w", "bfloat16", {"average/w": "float32[2]"}).name
+    'float32'
+    """
+    kept = wide_dtype(dtype)
+    in_average = saved.startswith("average/") and leaves.get(saved, "").partition("[")[0] == kept.name
+    return kept if in_average else dtype
 
 
 def initial_text(path: Path, shapes: Variables) -> str:

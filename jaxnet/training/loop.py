@@ -114,6 +114,7 @@ class Loop:
                     (state, step), finished = earlier, signalled
                     for observer in self.observers:
                         observer.on_rewind(step)
+                    self._pace.forget()
                     batches.rewind(step)
                     continue
 

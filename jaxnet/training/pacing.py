@@ -102,6 +102,13 @@ class Pace:
         if last and self._done:
             yield self._line()
 
+    def forget(self) -> None:
+        """Leave out of the next line the steps since the last one, which are done again. Drain first."""
+        now = time.perf_counter()
+        self.seconds += now - self._started
+        self.waited += self._waited
+        self._begin_window(now)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock for what is not training, such as an evaluation. Drain first."""

@@ -234,6 +234,9 @@ def test_a_device_that_differs_stops_the_run_or_has_it_trained_again(tmp_path, m
     assert (unbroken["rollbacks"], repaired["rollbacks"]) == (0, 1)
     assert repaired["loss"] == unbroken["loss"]
     assert_same_bits(parameters(tmp_path / "repaired", 30), parameters(tmp_path / "unbroken", 30))
+    by_step = [metrics(tmp_path / name).items() for name in ("repaired", "unbroken")]
+    logged = [{step: line["loss"] for step, line in lines} for lines in by_step]
+    assert logged[0] == logged[1]  # of steps that were done again, the second time alone
     monkeypatch.undo()
     plant(monkeypatch, at=17)
     with pytest.raises(InputError) as stopped:

@@ -9,9 +9,15 @@ import numpy as np
 import optax
 import pytest
 
+import jaxnet
 from jaxnet import Config, comm
+from jaxnet.checkpoints.leaves import named_leaves
 from jaxnet.data import Digits
+from jaxnet.inference.loading import load_network
 from jaxnet.models import from_linen
+from jaxnet.parallel.device_step import loss_gradient
+from jaxnet.tasks.task import LossOutput
+from jaxnet.training.initial import initial_values
 from jaxnet.training.prepare import prepare
 from support import tiny
 
@@ -98,3 +104,56 @@ def test_parameters_of_16_bits_go_with_a_loss_scale():
     kinds = dtypes(setup.state)
     state, _ = setup.step(setup.state, jax.device_put(tiny.batch(0), comm.split_by_example(setup.mesh)))
     assert dtypes(state) == kinds
+
+
+@pytest.mark.parametrize("strategy", ["flat", "xla", "zero", "local_sgd:every=1"])
+def test_the_average_of_parameters_of_16_bits_is_that_of_the_parameters(strategy):
+    setup = tiny.setup(from_linen(Half()), strategy, (2, 2), average_decay=0.999)
+    before = jax.device_get(setup.layout.whole(setup.state).average)
+    state = setup.state._replace(step=jax.device_put(jnp.int32(10**6), setup.state.step.sharding))
+    state, _ = setup.step(state, jax.device_put(tiny.batch(0), comm.split_by_example(setup.mesh)))
+    evaluated, _ = setup.layout.evaluated(state)
+    assert dtypes(evaluated) == [jnp.bfloat16] * 2  # as the network takes them
+    whole = jax.device_get(setup.layout.whole(state))
+    for new, old, leaf in zip(*map(jax.tree.leaves, (whole.average, before, whole.params)), strict=True):
+        wanted = 0.999 * np.float64(old) + 0.001 * np.float64(leaf)
+        np.testing.assert_allclose(np.float64(new), wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("microbatches", [2, 64, 1024])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_16_bits_are_added_up_in_more(dtype, microbatches):
+    def loss(params, stats, batch, keys):
+        value = (batch["x"] @ params["w"].astype(jnp.float32)).mean()
+        return value, LossOutput(stats, {"loss": value})
+
+    x = np.random.RandomState(0).uniform(0.5, 1.5, (1024, 8)).astype(np.float32)
+    args = {"w": jnp.zeros(8, dtype)}, {}, {"x": x}, jnp.zeros(1024)
+    grads, _ = jax.jit(lambda *args: loss_gradient(loss, *args, microbatches))(*args)
+    assert dtypes(grads) == [jnp.dtype(dtype)]
+    np.testing.assert_allclose(np.float32(grads["w"]), x.mean(0), rtol=float(jnp.finfo(dtype).eps))
+
+
+OWN_HALF = """
+from jaxnet import Config
+from jaxnet.data import Digits
+from training.test_odd_parameters import Half
+
+def get_config():
+    return Config(model=Half(), data=Digits(), epochs=0.1, batch_size=32, average_decay=0.9)
+"""
+
+
+def test_averages_of_16_bits_are_loaded(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_HALF)
+    run = jaxnet.train(jaxnet.load_config(tmp_path / "own.py"), tmp_path / "run", quiet=True)
+    params, _ = run.experiment.layout.evaluated(run.state)
+    wanted = {f"params/{name}": leaf for name, leaf in named_leaves(params).items()}
+    for given in (
+        load_network(tmp_path / "run", config=tmp_path / "own.py").weights,
+        initial_values(tmp_path / "run", run.experiment.variables),
+    ):
+        assert given.keys() == wanted.keys()
+        for name, leaf in given.items():
+            assert leaf.dtype == jnp.bfloat16
+            np.testing.assert_array_equal(np.float32(leaf), np.float32(wanted[name]))

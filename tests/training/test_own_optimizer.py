@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -186,6 +187,37 @@ def test_a_random_key_in_the_state_is_refused():
     noisy = optax.noisy_sgd(0.1, key=jax.random.key(0))
     with pytest.raises(InputError, match=r"optimizer: its state holds key<fry> in \S+: wanted arrays of numbers"):
         prepare(replace(CONFIG, optimizer=noisy), comm.make_mesh(2, jax.devices()[:8]))
+
+
+def forgetful():
+    """Momentum over one step; a part of its state is made of zeros anew, as Adafactor's is for small parameters."""
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return {"before": zeros, "unused": jax.tree.map(jnp.zeros_like, params)}
+
+    def update(grads, state, params=None):
+        updates = jax.tree.map(lambda grad, before: -0.1 * (grad + 0.5 * before), grads, state["before"])
+        return updates, {"before": grads, "unused": jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)}
+
+    return optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "strategy"),
+    [
+        (optax.adafactor(0.01), "local_sgd:every=2"),
+        (optax.adafactor(0.01), "post_local_sgd:every=2:synchronous_steps=2"),
+        (forgetful(), "local_sgd:every=2:with_optimizer=true"),
+        (forgetful(), "bmuf:every=2"),
+        (forgetful(), "zero"),
+    ],
+)
+def test_a_state_that_is_made_anew(optimizer, strategy):
+    config = replace(CONFIG, optimizer=optimizer, strategy=strategy)
+    assert np.isfinite(losses := curve(config, (2, 2))).all()
+    if strategy == "zero":
+        assert losses == pytest.approx(curve(replace(config, strategy="flat"), (2, 2)), rel=1e-5)
 
 
 # ---- What is no optimizer -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from jaxnet.config.run import Config
 from jaxnet.data import Digits
 from jaxnet.errors import InputError
 from jaxnet.models import from_linen
+from jaxnet.parallel.replicas import Replicas
 from jaxnet.training.prepare import prepare
 from support import tiny
 
@@ -54,6 +55,32 @@ def test_whole_numbers_stay_whole(strategy, shape, options):
     seen = state.stats["seen"]
     assert {leaf.dtype.name for leaf in jax.tree.leaves(seen)} == {"int32"}
     assert np.all(np.asarray(seen["steps"]) == 3)
+
+
+class Spectrum(nn.Module):
+    """A running average of complex numbers."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        flat = images.reshape(len(images), -1)
+        mean = self.variable("seen", "spectrum", lambda: jnp.zeros(5, jnp.complex64))
+        if train and not self.is_initializing():
+            mean.value = 0.5 * mean.value + 0.5 * jnp.fft.fft(flat[:, :5]).mean(0)
+        return nn.Dense(tiny.CLASSES)(flat)
+
+
+@pytest.mark.parametrize("strategy", ["flat", "xla", "zero", "local_sgd:every=3"])
+def test_complex_numbers_are_averaged_and_compared(strategy):
+    setup = tiny.setup(from_linen(Spectrum()), strategy, (2, 2), skip=True)
+    state = setup.state
+    for index in range(2):  # under local_sgd a round has not ended, and copies differ
+        state, _ = setup.step(state, jax.device_put(tiny.batch(index), comm.split_by_example(setup.mesh)))
+    whole = setup.layout.whole(state).stats["seen"]["spectrum"]
+    copies = np.asarray(state.stats["seen"]["spectrum"]).reshape(-1, 5)
+    assert whole.dtype == jnp.complex64
+    np.testing.assert_allclose(whole, copies.mean(0), rtol=1e-5)
+    assert ("local" in strategy) == (len(np.unique(copies[:, 1])) > 1)
+    assert (Replicas(setup.layout).difference(state) is None) == ("local" not in strategy)
 
 
 def test_what_cannot_be_averaged_is_refused():

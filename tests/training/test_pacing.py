@@ -85,6 +85,17 @@ def test_each_line_is_the_mean_of_its_steps_and_comes_two_steps_later():
     assert line.values["step_seconds"] > 0
 
 
+def test_steps_that_are_done_again_count_once():
+    pace = Pace(every=4)
+    pushed(pace, 1, 6)
+    assert list(pace.drain()) == []
+    pace.forget()  # back to step 5
+    assert pushed(pace, 6, 9) == []
+    [line] = pushed(pace, 10, 10)
+    assert (line.step, line.values["loss"]) == (8, 7.0)  # of 6, 7 and 8
+    assert pace.waited == 0.5 * 11  # time is that of all
+
+
 def test_a_line_never_waited_longer_than_it_lasted(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
