@@ -116,7 +116,7 @@ def _parts(x: jax.Array, microbatches: int, groups: int) -> jax.Array:
 
 SKIPPED, NOT_FINITE, LOSS_SCALE = "skipped", "not_finite", "loss_scale"
 """Metrics that a guarded step gives besides: whether it was skipped (float32 []), what was not finite (bool [1 +
-leaves]: the metrics, then each leaf of the gradient), and the loss scale that it used, if there is one."""
+leaves]: the loss, then each leaf of the gradient), and the loss scale that it used, if there is one."""
 
 
 class Skip(NamedTuple):
@@ -136,7 +136,7 @@ class Skip(NamedTuple):
         grads: PyTree,
         metrics: dict[str, jax.Array],
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """What `update` makes, where `metrics` and `grads` are finite; else `old`, one step further.
+        """What `update` makes, where the loss and `grads` are finite; else `old`, one step further.
 
         `comm` is what the reducer remembers after this step. `grads` is the sum that the update divides, or the mean.
         """
@@ -179,13 +179,14 @@ def _updated(good: jax.Array, update: Callable[[], TrainState], old: TrainState)
 
 
 def non_finite(metrics: Mapping[str, jax.Array], grads: PyTree, axes: tuple[str, ...] = ()) -> jax.Array:
-    """Whether the metrics, and each leaf of `grads`, hold anything that is not finite: bool [1 + leaves].
+    """Whether the loss, and each leaf of `grads`, hold anything that is not finite: bool [1 + leaves].
 
     A leaf's sum tells it: a NaN or an infinity makes the sum one, and nothing is cheaper than one addition an
-    element. A finite leaf whose sum overflows counts as not finite.
+    element. A finite leaf whose sum overflows counts as not finite. Other metrics may be NaN, such as a ratio of which
+    an example has none: they change no parameter.
     """
     with jax.named_scope("guard"):
-        sums = [sum(metrics.values()), *(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(grads))]
+        sums = [metrics["loss"], *(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(grads))]
         if not axes or not sums[1:]:
             return ~jnp.isfinite(jnp.stack(sums))
         # Parts differ by device; metrics do not.
