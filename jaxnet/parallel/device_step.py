@@ -17,6 +17,7 @@ from jaxnet.comm import (
     all_reduce,
     axes_size,
     bucketed,
+    untracked,
     varying_along,
     varying_axes,
 )
@@ -44,7 +45,28 @@ def example_keys(key_data: jax.Array, step: jax.Array, ids: jax.Array) -> jax.Ar
 
 def value_and_gradient(loss_fn: LossFn) -> Callable[..., tuple[tuple[jax.Array, LossOutput], PyTree]]:
     """`jax.value_and_grad` of a loss that returns more than its value, with products that are fast on CPUs."""
-    return fast_kernel_gradients(jax.value_and_grad(loss_fn, has_aux=True))
+    return fast_kernel_gradients(jax.value_and_grad(_with_any_loop(loss_fn), has_aux=True))
+
+
+def _with_any_loop(loss_fn: LossFn) -> LossFn:
+    """The same loss, `untracked` where it fails otherwise: a model knows nothing of what differs between devices.
+
+    What fails in both ways is reported as it was, such as a mistake in the model.
+    """
+
+    def loss(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
+        try:
+            return loss_fn(params, stats, batch, keys)
+        except Exception as error:
+            if not any(varying_axes(leaf) for leaf in jax.tree.leaves((params, stats, batch, keys))):
+                raise
+            try:
+                made: tuple[jax.Array, LossOutput] = untracked(loss_fn)(params, stats, batch, keys)
+            except Exception:  # whatever a stranger's code raises
+                raise error from None
+            return made
+
+    return loss
 
 
 def loss_gradient(
