@@ -136,7 +136,12 @@ def _rows(predictor: "Predictor", example: "Mapping[str, Any]", args: argparse.N
     from jaxnet.inference.rows import read_rows, row_lines
 
     for name in args.images:
-        for line in row_lines(predictor(read_rows(Path(name), example)), as_json=args.json):
+        rows = read_rows(Path(name), example)
+        try:
+            said = predictor(rows)
+        except InputError as error:  # such as arrays of another shape than those of training
+            raise InputError(f"{name}: {error}") from error
+        for line in row_lines(said, as_json=args.json, path=name if len(args.images) > 1 else ""):
             print(line, flush=True)
     return 0
 

@@ -14,6 +14,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     what was compiled       verify, collectives_in, programs_in, schedule
     the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device, own_device
     a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along; judge tries its laws
+    a loop of your own      as_gradient_transformation; untracked, for models whose loops begin with zeros
     a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
 """
 
@@ -108,6 +109,7 @@ from jaxnet.comm.strategy import Averaging, BlockFilter, Strategy, scheduled
 from jaxnet.comm.topology import Factor, factored
 from jaxnet.comm.traffic import pipelined, tiled
 from jaxnet.comm.trees import best_chunks, rooted, rooted_halves
+from jaxnet.comm.untracked import untracked
 from jaxnet.comm.verify import Check, verify
 
 __all__ = [  # noqa: RUF022 - in the order of the docstring
@@ -224,6 +226,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "varying_along",
     "varying_axes",
     "same_along",
+    "untracked",
     "as_gradient_transformation",
     # A step as several programs
     "Message",

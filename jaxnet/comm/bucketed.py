@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, unpack
+from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, require_cap, unpack
 from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_sum, require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, reordered
-from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer
+from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer, require_reducer
 from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
 
 # ---- Pytrees as messages ----
@@ -59,6 +59,10 @@ def bucketed(
     312
     """
 
+    require_reducer(inner, "bucketed")
+    require_cap(bucket_bytes)
+    require_cap(first_bucket_bytes, "first_bucket_bytes")
+
     def layout(leaves: Sequence[Leaf], multiple: int) -> BucketPlan:
         return plan_buckets(leaves, bucket_bytes, first_bucket_bytes=first_bucket_bytes, split=split, multiple=multiple)
 
@@ -82,6 +86,8 @@ def grouped(inner: Reducer, choose: Callable[[Sequence[int]], Groups]) -> Reduce
     >>> [collective.elements for collective in reducer.plan(shapes, {"host": 2}).collectives]
     [30, 40]
     """
+
+    require_reducer(inner, "grouped")
 
     def layout(leaves: Sequence[Leaf], multiple: int) -> BucketPlan:
         sizes = [math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves]
@@ -157,6 +163,9 @@ def by_bucket(inner: Reducer, bucket_bytes: int | None) -> Reducer:
     >>> [collective.elements for collective in reducer.plan(kernels, {"host": 2}).collectives]
     [32, 32, 32, 32]
     """
+
+    require_reducer(inner, "by_bucket")
+    require_cap(bucket_bytes)
 
     def layout(leaves: Sequence[Leaf]) -> BucketPlan:
         return plan_buckets(leaves, bucket_bytes, split=False)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 # ---- Plans ----
@@ -183,7 +184,9 @@ def _bucket(dtype: str, pieces: list[Piece], multiple: int) -> Bucket:
 
 
 def require_cap(most_bytes: int | None, name: str = "bucket_bytes") -> None:
-    """Raise ValueError, which names it, unless the cap of a message is at least one byte, or None."""
+    """Raise ValueError, which names it, unless the cap of a message is a whole number of bytes from 1 on, or None."""
+    if most_bytes is not None and not isinstance(most_bytes, int | np.integer):
+        raise ValueError(f"{name} is {most_bytes!r}; wanted a whole number of bytes, such as 25 * MiB, or None")
     if most_bytes is not None and most_bytes < 1:
         raise ValueError(f"{name} must be at least 1, got {most_bytes}")
 

@@ -15,6 +15,7 @@ A codec has no state. What it loses is kept and sent later by `compressed` and `
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec
@@ -69,7 +70,13 @@ def one_message(codec: Codec) -> Codec:
     """The same codec with one array on the wire: several arrays are joined as bytes.
 
     A second collective would cost its latency again for a handful of scales. A codec of one array stays as it is.
+
+    Raises:
+        TypeError: it is no codec.
     """
+    if not all(hasattr(codec, part) for part in ("encode", "decode", "spec")):
+        got = f"the function {codec.__name__}: call it" if inspect.isroutine(codec) else repr(codec)
+        raise TypeError(f"wanted a codec, such as codecs.int8(), and got {got}")
 
     def sizes(size: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         return codec.spec(jax.ShapeDtypeStruct((size,), jnp.float32))

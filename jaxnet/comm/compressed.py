@@ -25,7 +25,15 @@ from jax import lax
 
 from jaxnet.comm.codecs import Codec, one_message
 from jaxnet.comm.expression import expressed
-from jaxnet.comm.guards import LOSSY, require_array, require_floats, require_varying, same_along, without_derivative
+from jaxnet.comm.guards import (
+    LOSSY,
+    require_array,
+    require_axes,
+    require_floats,
+    require_varying,
+    same_along,
+    without_derivative,
+)
 from jaxnet.comm.reducer import (
     BOUND_AXES,
     FIRST_STATE,
@@ -62,6 +70,7 @@ def compressed(*axes: str, codec: Codec, feedback: bool = True) -> Reducer:
     >>> plan.collectives[0].wire_bytes / 2**22  # 1/32 for the signs, 1/512 for the means
     0.033203125
     """
+    require_axes(axes, "compressed")
     wire = one_message(codec)
 
     def init_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> PyTree:
@@ -103,6 +112,7 @@ def compressed_scattered(*axes: str, codec: Codec, sum_codec: Codec | None = Non
             thresholds, of which it would send one a step (MXNet's servers answer uncompressed).
         feedback: whether to keep residuals.
     """
+    require_axes(axes, "compressed_scattered")
     wire, sum_wire = one_message(codec), one_message(sum_codec or codec)
 
     def init_fn(spec: jax.ShapeDtypeStruct, axis_sizes: AxisSizes) -> PyTree:

@@ -19,6 +19,15 @@ from jax.interpreters import ad, batching, mlir
 # ---- Dtypes and shapes ----
 
 
+def require_axes(axes: tuple[str, ...], name: str) -> None:
+    """Raise TypeError, which names the reducer, unless these are names of mesh axes, each once."""
+    if not all(isinstance(axis, str) for axis in axes) or len(set(axes)) < len(axes):
+        raise TypeError(
+            f"{name} takes the names of mesh axes, each once, as 'host', 'device', and got "
+            f"{', '.join(map(repr, axes))}; a factor of an axis goes to scattered, ring or halving_doubling"
+        )
+
+
 def require_array(value: jax.Array | jax.ShapeDtypeStruct, name: str) -> None:
     """Raise TypeError, which names the value, unless it is one array or its shape; trees are for tree reducers."""
     if not hasattr(value, "dtype"):

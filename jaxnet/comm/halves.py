@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.expression import default_text, expressed
-from jaxnet.comm.guards import require_array, require_divides, require_varying, same_along
+from jaxnet.comm.guards import require_array, require_axes, require_divides, require_varying, same_along
 from jaxnet.comm.reducer import (
     BOUND_AXES,
     AxisSizes,
@@ -28,6 +28,7 @@ from jaxnet.comm.reducer import (
     PyTree,
     Reducer,
     axes_size,
+    require_reducer,
     stateless,
 )
 from jaxnet.comm.topology import (
@@ -64,6 +65,7 @@ def all_reduce(*axes: str) -> Reducer:
     Law: `all_reduce("host", "device") == lax.psum(x, ("host", "device"))`. Bytes sent by each of the n
     devices: `2 (n-1)/n S`; on a ring `T = 2 (n-1) alpha + 2 (n-1)/n S beta`.
     """
+    require_axes(axes, "all_reduce")
 
     def reduce(message: jax.Array) -> jax.Array:
         require_varying(message, axes, "the message")
@@ -154,6 +156,7 @@ def bracket(halves: Halves, inner: Reducer) -> Reducer:
     there hold different shards by then. That is a ValueError from `plan` and `reduce`.
     """
     names = [mesh_axis(axis) for axis in halves.axes]
+    require_reducer(inner, f"a sum over {', '.join(map(repr, names))}")
 
     def init_fn(spec: Spec, axis_sizes: AxisSizes) -> PyTree:
         return inner.init(halves.plan(spec, axis_sizes).shard(spec), axis_sizes)

@@ -7,6 +7,7 @@ the outside in, as the data moves:
     bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
 """
 
+import inspect
 import itertools
 import math
 from collections import defaultdict
@@ -262,6 +263,13 @@ class Reducer(NamedTuple):
 
 
 # ---- Writing a reducer ----
+
+
+def require_reducer(inner: Any, name: str) -> None:
+    """Raise TypeError, which names what takes it, unless `inner` has the three functions of a reducer."""
+    if not all(hasattr(inner, part) for part in ("init", "reduce", "plan")):
+        got = f"the function {inner.__name__}: call it" if inspect.isroutine(inner) else f"a {type(inner).__name__}"
+        raise TypeError(f"{name} takes a reducer, such as all_reduce('host', 'device'), and got {got}")
 
 
 class _BoundAxes(Mapping[str, int]):

@@ -111,7 +111,12 @@ def _for_devices(key: str, given: Any) -> np.ndarray:
         wide = np.iinfo(dtype)
         if array.size and not (wide.min <= array.min() and array.max() <= wide.max):
             raise InputError(f"{key}: {array.dtype} of {array.min()} to {array.max()}, and devices take {dtype}")
-    return array.astype(dtype, copy=False)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype, copy=False)
+    except FloatingPointError:  # a finite number would be an infinity
+        largest = np.abs(array[np.isfinite(array)]).max()
+        raise InputError(f"{key}: {array.dtype} of up to {largest:g}, and devices take {dtype}; scale it") from None
 
 
 @dataclass(frozen=True, eq=False)

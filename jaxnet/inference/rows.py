@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxnet.checkpoints.leaves import by_name, named_leaves, spoken
-from jaxnet.errors import InputError, one_line
+from jaxnet.errors import InputError, one_line, printable
 from jaxnet.files import open_regular, read_bounded
 from jaxnet.inference.predictor import Predictor
 from jaxnet.training import records
@@ -44,11 +44,13 @@ def _arrays_of(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
     try:
         if path.suffix == ".npz":
             with open_regular(path) as stream, np.load(stream, allow_pickle=False) as file:
+                if lacking := [spoken(name) for name in wanted if spoken(name) not in file]:
+                    raise InputError(
+                        f"{path} has no array {', '.join(lacking)}; wanted {names}, got {', '.join(file) or 'nothing'}"
+                    )
                 return {name: file[spoken(name)] for name in wanted}
         if path.suffix == ".csv" and len(wanted) == 1:
             return {name: _table(path, of.shape, of.dtype) for name, of in wanted.items()}
-    except KeyError as error:
-        raise InputError(f"{path} has no array {error}; wanted {names}") from error
     except _BROKEN as error:
         raise InputError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
     table = " or .csv" if len(wanted) == 1 else ""
@@ -95,8 +97,8 @@ def _whole(cell: str) -> int:
     return number
 
 
-def row_lines(prediction: Any, *, as_json: bool) -> Iterator[str]:
-    """Yield a line for each example: its prediction as JSON, or a number or a list of them.
+def row_lines(prediction: Any, *, as_json: bool, path: str = "") -> Iterator[str]:
+    """Yield a line for each example: its prediction as JSON, or a number or a list of them; after a `path`, if given.
 
     >>> list(row_lines(np.array([[1.5], [2.5]]), as_json=False))
     ['0: 1.5', '1: 2.5']
@@ -107,7 +109,10 @@ def row_lines(prediction: Any, *, as_json: bool) -> Iterator[str]:
     for row in range(len(next(iter(leaves.values())))):
         values = {name: _plain(leaf[row]) for name, leaf in leaves.items()}
         whole = values[""] if list(values) == [""] else by_name(values)
-        yield records.as_json({"row": row, "prediction": whole}) if as_json else f"{row}: {json.dumps(whole)}"
+        if as_json:
+            yield records.as_json({**({"path": path} if path else {}), "row": row, "prediction": whole})
+        else:
+            yield f"{printable(path)}{' ' if path else ''}{row}: {json.dumps(whole)}"
 
 
 def _plain(value: Any) -> Any:

@@ -339,6 +339,7 @@ def _random_state(like: nnx.State, key: jax.Array) -> nnx.State:
 def _split(module: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
     from flax import nnx
 
+    nnx.pop(module, nnx.Intermediate)  # what it has sown is for whoever looks at one call
     parts: tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State] = nnx.split(module, nnx.Param, nnx.RngState, ...)  # type: ignore[assignment]
     return parts
 

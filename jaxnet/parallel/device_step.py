@@ -17,6 +17,7 @@ from jaxnet.comm import (
     all_reduce,
     axes_size,
     bucketed,
+    untracked,
     varying_along,
     varying_axes,
 )
@@ -53,7 +54,28 @@ def example_keys(key_data: jax.Array, step: jax.Array, ids: jax.Array) -> jax.Ar
 
 def value_and_gradient(loss_fn: LossFn) -> Callable[..., tuple[tuple[jax.Array, LossOutput], PyTree]]:
     """`jax.value_and_grad` of a loss that returns more than its value, with products that are fast on CPUs."""
-    return fast_kernel_gradients(jax.value_and_grad(loss_fn, has_aux=True))
+    return fast_kernel_gradients(jax.value_and_grad(_with_any_loop(loss_fn), has_aux=True))
+
+
+def _with_any_loop(loss_fn: LossFn) -> LossFn:
+    """The same loss, `untracked` where it fails otherwise: a model knows nothing of what differs between devices.
+
+    What fails in both ways is reported as it was, such as a mistake in the model.
+    """
+
+    def loss(params: PyTree, stats: PyTree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, LossOutput]:
+        try:
+            return loss_fn(params, stats, batch, keys)
+        except Exception as error:
+            if not any(varying_axes(leaf) for leaf in jax.tree.leaves((params, stats, batch, keys))):
+                raise
+            try:
+                made: tuple[jax.Array, LossOutput] = untracked(loss_fn)(params, stats, batch, keys)
+            except Exception:  # whatever a stranger's code raises
+                raise error from None
+            return made
+
+    return loss
 
 
 def loss_gradient(
@@ -129,7 +151,7 @@ def _parts(x: jax.Array, microbatches: int, groups: int) -> jax.Array:
 
 SKIPPED, NOT_FINITE, LOSS_SCALE = "skipped", "not_finite", "loss_scale"
 """Metrics that a guarded step gives besides: whether it was skipped (float32 []), what was not finite (bool [1 +
-leaves]: the metrics, then each leaf of the gradient), and the loss scale that it used, if there is one."""
+leaves]: the loss, then each leaf of the gradient), and the loss scale that it used, if there is one."""
 
 
 class Skip(NamedTuple):
@@ -149,7 +171,7 @@ class Skip(NamedTuple):
         grads: PyTree,
         metrics: dict[str, jax.Array],
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """What `update` makes, where `metrics` and `grads` are finite; else `old`, one step further.
+        """What `update` makes, where the loss and `grads` are finite; else `old`, one step further.
 
         `comm` is what the reducer remembers after this step. `grads` is the sum that the update divides, or the mean.
         """
@@ -192,13 +214,14 @@ def _updated(good: jax.Array, update: Callable[[], TrainState], old: TrainState)
 
 
 def non_finite(metrics: Mapping[str, jax.Array], grads: PyTree, axes: tuple[str, ...] = ()) -> jax.Array:
-    """Whether the metrics, and each leaf of `grads`, hold anything that is not finite: bool [1 + leaves].
+    """Whether the loss, and each leaf of `grads`, hold anything that is not finite: bool [1 + leaves].
 
     A leaf's sum tells it: a NaN or an infinity makes the sum one, and nothing is cheaper than one addition an
-    element. A finite leaf whose sum overflows counts as not finite.
+    element. A finite leaf whose sum overflows counts as not finite. Other metrics may be NaN, such as a ratio of which
+    an example has none: they change no parameter.
     """
     with jax.named_scope("guard"):
-        sums = [sum(metrics.values()), *(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(grads))]
+        sums = [metrics["loss"], *(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(grads))]
         if not axes or not sums[1:]:
             return ~jnp.isfinite(jnp.stack(sums))
         # Parts differ by device; metrics do not.

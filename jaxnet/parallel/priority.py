@@ -258,7 +258,7 @@ def unless_bad(
     old: TrainState, new: TrainState, metrics: Mapping[str, jax.Array], bad_leaves: jax.Array
 ) -> tuple[TrainState, Metrics]:
     """As `Skip`, an element at a time: a leaf depends on its own sum and on the flags alone, float32 [leaves]."""
-    bad = jnp.concatenate([~jnp.isfinite(sum(metrics.values()))[None], bad_leaves > 0])
+    bad = jnp.concatenate([~jnp.isfinite(metrics["loss"])[None], bad_leaves > 0])
     good = ~bad.any()
     chosen = jax.tree.map(lambda n, o: n if n is o else jnp.where(good, n, o), new, old)._replace(step=new.step)
     return with_verdict(chosen, metrics, bad, old.scale)

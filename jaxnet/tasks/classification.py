@@ -91,6 +91,18 @@ class Classification(Task):
         """The logarithm of the mean of the members' probabilities, of logits [members, batch, classes]."""
         return mean_probability(outputs)
 
+    def check_data(self, source: Any) -> None:
+        """Refuse labels that are no classes; a subclass that measures for itself may take others."""
+        label = example_shapes(source).get("label")
+        if label is None or not measures_as(self, Classification):
+            return
+        if label.shape != () or not jnp.issubdtype(label.dtype, jnp.integer):
+            cure = "label.argmax(1)" if label.shape[:1] > (1,) else "label.reshape(-1).astype(int)"
+            raise InputError(
+                f"data: the label of an example is {label.dtype}{list(label.shape)}; {type(self).__name__} takes its "
+                f"class, a whole number from 0 on, as {cure}"
+            )
+
     def check_model(self, model: Any, outputs: PyTree, source: Any) -> None:
         """Refuse a model that gives no logits, or fewer than there are classes."""
         shape: tuple[int, ...] = getattr(outputs, "shape", ())

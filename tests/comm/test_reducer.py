@@ -106,6 +106,28 @@ def test_an_axis_that_is_not_there_is_named(make):
         bucketed(make("hosts"), None).plan([jax.ShapeDtypeStruct((8,), "float32")], {"host": 2, "device": 2})
 
 
+MADE_WRONG = {
+    "not called": (lambda: bucketed(all_reduce, MiB), "takes a reducer, .* got the function all_reduce: call it"),
+    "no reducer": (lambda: scattered("device", "host"), "a sum over 'device' takes a reducer, .* got a str"),
+    "half a MiB": (lambda: bucketed(all_reduce("host"), 0.5 * MiB), "bucket_bytes is 524288.0; wanted a whole number"),
+    "as text": (lambda: bucketed(all_reduce("host"), None, first_bucket_bytes="1MiB"), "first_bucket_bytes is '1MiB'"),
+    "nothing": (lambda: bucketed(all_reduce("host"), 0), "bucket_bytes must be at least 1, got 0"),
+    "codec by name": (lambda: comm.compressed("host", codec="int8"), "wanted a codec, .* got 'int8'"),
+    "codec uncalled": (lambda: comm.compressed("host", codec=codecs.int8), "got the function int8: call it"),
+    "axes in one": (lambda: all_reduce(comm.AXES), r"names of mesh axes, .* got \('host', 'device'\)"),
+    "axes in a list": (lambda: all_reduce(["host"]), r"names of mesh axes, .* got \['host'\]"),
+    "an axis twice": (lambda: comm.compressed_scattered("host", "host", codec=codecs.int8()), "each once"),
+    "a factor": (lambda: comm.factored("device", (2,), lambda near, far: scattered(near, all_reduce(far))), "a factor"),
+}
+
+
+@pytest.mark.parametrize("case", MADE_WRONG)
+def test_what_a_reducer_is_made_of_is_looked_at_where_it_is_made(case):
+    make, said = MADE_WRONG[case]
+    with pytest.raises((TypeError, ValueError), match=said):
+        make()
+
+
 @pytest.mark.parametrize("make", [comm.compressed, comm.compressed_scattered])
 def test_the_state_of_another_plan_is_refused(make):
     mesh = comm.make_mesh(2, jax.devices()[:2])

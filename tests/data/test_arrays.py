@@ -65,6 +65,7 @@ def test_a_config_knows_other_data():
         ({"x": 3.0}, r"train\['x'\]: wanted numbers whose first dim is the example, got float64\[\]"),
         ({"x": np.array(["a", "b"])}, r"train\['x'\]: wanted numbers .*, got <U1\[2\]"),
         ({"x": np.array([2**40, 0])}, r"train\['x'\]: int64 of 0 to 1099511627776, and devices take int32"),
+        ({"x": np.array([1e300, 1.0])}, r"train\['x'\]: float64 of up to 1e\+300, and devices take float32; scale it"),
         ({"id": LABEL}, "train has id, a name of jaxnet's own"),
         ({"label": LABEL - 1}, r"labels of data: Arrays must be 0 \.\. 1 for 2 classes, got -1 \.\. 1"),
     ],

@@ -102,6 +102,26 @@ def test_rows_of_files(regression, tmp_path, capsys):
         assert [line["prediction"] for line in lines] == pytest.approx(wanted.tolist(), rel=1e-5)
 
 
+def test_of_several_files_each_line_names_its_own(regression, tmp_path, capsys):
+    workdir, file, space = regression
+    rows = np.float32(space["X"][:2])
+    files = [tmp_path / "a.npz", tmp_path / "b.npz"]
+    for path in files:
+        np.savez(path, features=rows)
+    command("predict", workdir, "--config", file, *files)
+    assert [line.split(": ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"{path} {row}" for path in files for row in (0, 1)
+    ]
+    command("predict", workdir, "--config", file, "--json", *files)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["path"], line["row"]) for line in lines] == [(str(path), row) for path in files for row in (0, 1)]
+    np.savez(files[1], features=rows[0])
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(workdir), "--config", str(file), *map(str, files)])
+    assert ended.value.code == 2
+    assert f"error: {files[1]}: wanted features float32[n, 3], got features float32[3]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -154,7 +174,7 @@ def test_a_prediction_that_is_no_number_is_json_all_the_same():
 
 def test_an_archive_without_the_array(tmp_path):
     np.savez(tmp_path / "a.npz", other=np.zeros(3))
-    with pytest.raises(InputError, match=r"a.npz has no array .*features.*; wanted features"):
+    with pytest.raises(InputError, match=r"a.npz has no array features; wanted features, got other"):
         read_rows(tmp_path / "a.npz", {"features": jax.ShapeDtypeStruct((3,), "float32")})
 
 

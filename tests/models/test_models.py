@@ -195,6 +195,31 @@ def test_two_layers_of_one_module_drop_different_units():
         assert abs((dropped == 0).all(0).sum()) == 0  # no unit is dropped in all examples
 
 
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+@pytest.mark.parametrize("at_first", [False, True])
+def test_what_an_nnx_module_sows_is_no_state(at_first):
+    """As what a Linen module sows into 'intermediates'."""
+
+    class Sowing(nnx.Module):
+        def __init__(self, rngs):
+            self.dense, self.norm = nnx.Linear(3, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+            if at_first:
+                self(jnp.ones((1, 3)))
+
+        def __call__(self, rows):
+            hidden = self.dense(rows)
+            self.sow(nnx.Intermediate, "hidden", hidden)
+            return self.norm(hidden)
+
+    model = from_nnx(lambda rngs: Sowing(rngs))
+    params, stats = model.init(jax.random.key(0), jnp.ones((4, 3)))
+    assert sorted(stats) == ["norm"]
+    for train in (True, False):
+        outputs, after = model.apply(params, stats, jnp.ones((4, 3)), train=train, keys=None)
+        assert outputs.shape == (4, 2)
+        assert jax.tree.structure(after) == jax.tree.structure(stats)
+
+
 def test_inputs_may_be_several():
     class Pair(nn.Module):
         @nn.compact

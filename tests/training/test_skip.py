@@ -17,6 +17,7 @@ from jaxnet.parallel.device_step import (
     not_finite_names,
     update_by_sum,
 )
+from jaxnet.parallel.priority import unless_bad
 from jaxnet.parallel.state import LossScale, TrainState, first_scale
 from jaxnet.tasks.task import LossOutput
 from support import poison
@@ -93,6 +94,41 @@ def test_an_infinity_anywhere_is_found_and_named():
     found = non_finite({"loss": jnp.float32(1), "accuracy": jnp.float32(0)}, grads)
     names = not_finite_names(grads)
     assert [name for name, bad in zip(names, found.tolist(), strict=True) if bad] == ["the gradient of b"]
+
+
+@pytest.mark.parametrize(
+    "way", [WAYS["ddp"], WAYS["zero"], WAYS["jit"], WAYS["pieces"], ("priority", {"mode": "pieces", "shape": (1, 1)})]
+)
+def test_a_metric_that_is_not_finite_skips_nothing(monkeypatch, way):
+    """Such as a ratio of which some examples have none; it counts for no gradient."""
+    plain = poison.loss_of
+
+    def loss_of(model, size):
+        def loss_fn(*given):
+            loss, (stats, metrics) = plain(model, size)(*given)
+            return loss, LossOutput(stats, {**metrics, "ratio": jnp.float32(jnp.nan)})
+
+        return loss_fn
+
+    monkeypatch.setattr(poison, "loss_of", loss_of)
+    strategy, options = way
+    made = poison.setup(strategy, **options)
+    before = poison.held(made.state)
+    state, metrics = made.step(made.state, poison.batch(made, 0))
+    assert float(metrics[SKIPPED]) == 0
+    assert not np.asarray(metrics[NOT_FINITE]).any()
+    assert np.isnan(metrics["ratio"])
+    moved = jax.tree.map(lambda new, old: not np.array_equal(new, old), poison.held(state).params, before.params)
+    assert all(jax.tree.leaves(moved))
+
+
+def test_where_messages_cross_the_end_of_a_step_a_metric_skips_nothing_either():
+    state = TrainState(jnp.int32(0), jnp.zeros(2), (), (), (), jax.random.key(0), None, None)
+    new = state._replace(step=jnp.int32(1), params=jnp.ones(2))
+    for loss, skipped in ((1.0, 0), (jnp.nan, 1)):
+        told = {"loss": jnp.float32(loss), "ratio": jnp.float32(jnp.nan)}
+        made, metrics = unless_bad(state, new, told, jnp.zeros(1))
+        assert (float(metrics[SKIPPED]), made.params.tolist()) == (skipped, [1 - skipped] * 2)
 
 
 # ---- float16 ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from jaxnet import comm
 from jaxnet.comm.strategies import post_local_sgd
 from jaxnet.config.run import Checkpoints, Config, Ensemble, Guard, Log
-from jaxnet.data import Items, Synthetic
+from jaxnet.data import Arrays, Items, Synthetic
 from jaxnet.errors import InputError
 from jaxnet.models import CNN, Heads, Model, from_linen
 from jaxnet.optimizer import Optimizer
@@ -313,6 +313,22 @@ def test_what_the_model_has_no_logit_for_is_refused_with_its_row(task, test, sai
         next(batches)
     with pytest.raises(InputError, match=f"data: {said}"):
         experiment.evaluate(experiment.init())
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (np.zeros(4), r"float32\[\]; Classification takes its class, .* as label.reshape\(-1\).astype\(int\)"),
+        (np.zeros(4, bool), r"bool\[\]; Classification takes its class"),
+        (np.zeros((4, 1), int), r"int32\[1\]; Classification takes its class, .* as label.reshape\(-1\)"),
+        (np.eye(4)[:, :2], r"float32\[2\]; Classification takes its class, .* as label.argmax\(1\)"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_with_the_cure(label, said):
+    arrays = {"features": np.zeros((4, 2)), "label": label}
+    config = Config(nn.Dense(2), Arrays(train=arrays, test=arrays), 1, 4, Classification())
+    with pytest.raises(InputError, match=f"data: the label of an example is {said}"):
+        prepare(config, comm.make_mesh(1, jax.devices()[:1]))
 
 
 def test_a_task_with_measures_of_its_own_may_have_other_labels():
