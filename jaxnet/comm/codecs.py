@@ -15,7 +15,6 @@ A codec has no state. What it loses is kept and sent later by `compressed` and `
 """
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec
@@ -25,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.expression import default_text, expressed
+from jaxnet.comm.guards import require_functions
 
 # ---- The contract ----
 
@@ -74,9 +74,7 @@ def one_message(codec: Codec) -> Codec:
     Raises:
         TypeError: it is no codec.
     """
-    if not all(hasattr(codec, part) for part in ("encode", "decode", "spec")):
-        got = f"the function {codec.__name__}: call it" if inspect.isroutine(codec) else repr(codec)
-        raise TypeError(f"wanted a codec, such as codecs.int8(), and got {got}")
+    require_functions(codec, ("encode", "decode", "spec"), "wanted a codec, such as codecs.int8()", got=repr(codec))
 
     def sizes(size: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         return codec.spec(jax.ShapeDtypeStruct((size,), jnp.float32))

@@ -6,7 +6,8 @@ itself. A reducer on top would multiply by the number of devices, with no error.
 """
 
 import functools
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 # ---- Dtypes and shapes ----
+
+
+def require_functions(value: Any, names: Sequence[str], wanted: str, got: str) -> None:
+    """Raise TypeError, `wanted` and `got`, unless `value` has these; where it is a function, the cure is to call it."""
+    if all(hasattr(value, name) for name in names):
+        return
+    if inspect.isroutine(value):
+        got = f"the function {value.__name__}: call it"
+    raise TypeError(f"{wanted}, and got {got}")
 
 
 def require_axes(axes: tuple[str, ...], name: str) -> None:

@@ -7,7 +7,6 @@ the outside in, as the data moves:
     bucketed(scattered("device", all_reduce("host")), bucket_bytes=25 * MiB)
 """
 
-import inspect
 import itertools
 import math
 from collections import defaultdict
@@ -18,11 +17,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxnet.comm.as_html import html_code, html_line, html_table
 from jaxnet.comm.buckets import BucketPlan
 from jaxnet.comm.expression import default_text
+from jaxnet.comm.guards import require_functions
 
 # ---- Collectives, as a plan names them ----
 
@@ -95,6 +95,14 @@ def traced_collective(equation: JaxprEqn) -> tuple[CollectiveKind, tuple[str, ..
         return None
     axes = equation.params.get("axes", equation.params.get("axis_name"))
     return kind, axes if isinstance(axes, tuple) else (axes,)
+
+
+def inner_programs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The programs that an equation of a traced program runs: of a call, the body of a loop, the branches of a cond."""
+    values = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda each: isinstance(each, ClosedJaxpr | Jaxpr))
+    for value in values:
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
 
 
 def axes_size(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
@@ -267,9 +275,8 @@ class Reducer(NamedTuple):
 
 def require_reducer(inner: Any, name: str) -> None:
     """Raise TypeError, which names what takes it, unless `inner` has the three functions of a reducer."""
-    if not all(hasattr(inner, part) for part in ("init", "reduce", "plan")):
-        got = f"the function {inner.__name__}: call it" if inspect.isroutine(inner) else f"a {type(inner).__name__}"
-        raise TypeError(f"{name} takes a reducer, such as all_reduce('host', 'device'), and got {got}")
+    wanted = f"{name} takes a reducer, such as all_reduce('host', 'device')"
+    require_functions(inner, ("init", "reduce", "plan"), wanted, got=f"a {type(inner).__name__}")
 
 
 class _BoundAxes(Mapping[str, int]):

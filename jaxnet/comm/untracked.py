@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, jaxpr_as_fun
+from jax.extend.core import Jaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxnet.comm.guards import varying_axes
 from jaxnet.comm.order import depend_on
-from jaxnet.comm.reducer import PyTree, traced_collective
+from jaxnet.comm.reducer import PyTree, inner_programs, traced_collective
 
 
 def untracked(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -65,17 +65,8 @@ def _collectives(program: Jaxpr) -> Iterator[str]:
     for equation in program.eqns:
         if traced := traced_collective(equation):
             yield traced[0]
-        for inner in _inner(equation):
+        for inner in inner_programs(equation):
             yield from _collectives(inner)
-
-
-def _inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
-    for value in equation.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, ClosedJaxpr):
-                yield part.jaxpr
-            elif isinstance(part, Jaxpr):
-                yield part
 
 
 # ---- Another type for the same value ----

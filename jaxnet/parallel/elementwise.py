@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from jaxnet.comm.reducer import inner_programs
 from jaxnet.errors import InputError
 
 PyTree = Any
@@ -76,20 +77,11 @@ def _rule(program: list[JaxprEqn]) -> list[tuple[str, list[float], Any]]:
 
 def _operations(program: Jaxpr) -> Iterator[JaxprEqn]:
     for eqn in program.eqns:
-        inner = list(_inner(eqn)) if eqn.primitive.name in _CALLS else []
+        inner = list(inner_programs(eqn)) if eqn.primitive.name in _CALLS else []
         for each in inner:
             yield from _operations(each)
         if not inner:
             yield eqn
-
-
-def _inner(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """The programs that a call runs."""
-    for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda leaf: isinstance(leaf, ClosedJaxpr | Jaxpr)):
-        if isinstance(value, ClosedJaxpr):
-            yield value.jaxpr
-        elif isinstance(value, Jaxpr):
-            yield value
 
 
 def _mixes(eqn: JaxprEqn) -> str:

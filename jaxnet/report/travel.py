@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec as P
 
 from jaxnet.comm import AXES, DEVICE, HOST, STRATEGIES, Sharded, Strategy, as_reducer, make_mesh
-from jaxnet.comm.reducer import traced_collective
+from jaxnet.comm.reducer import inner_programs, traced_collective
 from jaxnet.errors import InputError
 from jaxnet.figures import COLLECTIVE_COLOURS
 
@@ -68,7 +68,7 @@ def _moves(jaxpr: Jaxpr, sizes: dict[str, int]) -> Iterator[Move]:
     for equation in jaxpr.eqns:
         traced = traced_collective(equation)
         if traced is None:
-            for inner in _inner(equation.params):
+            for inner in inner_programs(equation):
                 yield from _moves(inner, sizes)
             continue
         kind, axes = traced
@@ -79,12 +79,6 @@ def _moves(jaxpr: Jaxpr, sizes: dict[str, int]) -> Iterator[Move]:
         yield Move(
             kind.removeprefix("collective-"), axes, size, tuple(_pairs(axes, equation.params.get("perm", ()), sizes))
         )
-
-
-def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    for value in jax.tree.leaves(list(params.values()), is_leaf=lambda each: isinstance(each, ClosedJaxpr | Jaxpr)):
-        if isinstance(value, ClosedJaxpr | Jaxpr):
-            yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
 
 
 def _pairs(axes: tuple[str, ...], perm: Sequence[tuple[int, int]], sizes: dict[str, int]) -> Iterator[tuple[int, int]]:
