@@ -72,7 +72,7 @@ def _section(strategy: Strategy) -> Iterator[str]:
         every = f", every {strategy.schedule.every} steps" if isinstance(strategy.schedule, Averaging) else ""
         yield f"- *Sends*: {sent}{every}."
     if settings := settings_of(name):
-        yield f"- *Takes*: {', '.join(f'`{key}={value}`' for key, value in settings.items())}."
+        yield f"- *Takes*: {', '.join(f'`{key}={value}`'.lower() for key, value in settings.items())}."
     yield ""
 
 

@@ -202,7 +202,7 @@ def _setting(base: str, setting: str) -> tuple[str, Any]:
     key, equals, text = setting.partition("=")
     known = settings_of(base)
     if not equals or key not in known:
-        there = ", ".join(f"{k}={v}" for k, v in known.items()) or "none"
+        there = ", ".join(f"{k}={v}".lower() for k, v in known.items()) or "none"
         raise ValueError(f"strategy {base!r} has no setting {setting!r}; wanted key=value of: {there}")
     kind = _parameters(base)[key].annotation
     try:

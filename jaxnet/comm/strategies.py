@@ -14,12 +14,17 @@ from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.rings import halving_doubling as by_halves
 from jaxnet.comm.rings import ring
 from jaxnet.comm.sharded import Sharded, as_reducer, scatter_after, sharded
-from jaxnet.comm.strategy import Averaging, BlockFilter, Strategy
+from jaxnet.comm.strategy import Averaging, BlockFilter, Moment, Strategy
 from jaxnet.comm.trees import rooted
 
 # ---- One all-reduce over all devices for each message: what differs is which gradients share one, and when it leaves
 #
-# `all_reduce` makes the sum: that of XLA, or `mpi_all_reduce`.
+# `all_reduce` makes the sum: that of XLA, or `mpi_all_reduce`. With `after`, messages wait for the end of backward:
+# where several CPU devices share a process, one that waits for a message also holds up what the others compute.
+
+
+def _moment(after: bool) -> Moment:
+    return "after" if after else "during"
 
 
 def xla() -> Strategy:
@@ -27,13 +32,13 @@ def xla() -> Strategy:
     return Strategy(None, name="xla", summary="XLA partitions jax.jit and combines all-reduces as it likes")
 
 
-def per_leaf(all_reduce: AllReduce = all_reduce) -> Strategy:
+def per_leaf(all_reduce: AllReduce = all_reduce, *, after: bool = False) -> Strategy:
     """One all-reduce a parameter tensor, as soon as it is ready; no bound on how many at once."""
     return Strategy(
         bucketed(all_reduce(*AXES), bucket_bytes=1, split=False),
-        "during",
+        _moment(after),
         name="per_leaf",
-        summary="one all-reduce a leaf, as backward produces it",
+        summary=f"one all-reduce a leaf, {'after backward' if after else 'as backward produces it'}",
     )
 
 
@@ -60,12 +65,12 @@ def caffe2(all_reduce: AllReduce = all_reduce) -> Strategy:
     )
 
 
-def ddp(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
+def ddp(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce, *, after: bool = False) -> Strategy:
     """PyTorch DDP: whole leaves fused up to 25 MiB, the first bucket 1 MiB, all-reduced during backward."""
     first = min(bucket_bytes, 1 * MiB)
     return Strategy(
         bucketed(all_reduce(*AXES), bucket_bytes, first_bucket_bytes=first, split=False),
-        "during",
+        _moment(after),
         name="ddp",
         summary=f"buckets of whole leaves, {first / MiB:g} MiB then {bucket_bytes / MiB:g} MiB (PyTorch DDP)",
     )
@@ -133,14 +138,14 @@ def priority(bucket_bytes: int = 4 * MiB, all_reduce: AllReduce = all_reduce) ->
 # ---- An all-reduce in stages: along one mesh axis after the other, or in its two halves ---------------
 
 
-def hierarchical(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce) -> Strategy:
+def hierarchical(bucket_bytes: int = 25 * MiB, all_reduce: AllReduce = all_reduce, *, after: bool = False) -> Strategy:
     """Reduce-scatter inside the host, all-reduce across hosts, all-gather inside: 1/devices of the bytes cross.
 
     `all_reduce` makes the sum across hosts: that of XLA, or `mpi_all_reduce`.
     """
     return Strategy(
         bucketed(scattered(DEVICE, all_reduce(HOST)), bucket_bytes),
-        "during",
+        _moment(after),
         name="hierarchical",
         summary="reduce-scatter in the host, all-reduce across, all-gather in the host (Horovod, NCCL)",
     )

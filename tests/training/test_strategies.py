@@ -75,6 +75,7 @@ def test_no_bucket_size_is_refused_where_there_is_none(name):
         ("local_sgd:every=2.5", "every=2.5: wanted a whole number"),
         ("top_k:fraction=0.1:fraction=0.2", "fraction is set twice"),
         ("local_sgd:with_optimizer=1", "with_optimizer=1: wanted true or false"),
+        ("per_leaf:before=true", "no setting 'before=true'; wanted key=value of: after=false"),
         ("flat:rank=2", "wanted key=value of: none"),
         ("ddp:bucket_bytes=4096", "no setting 'bucket_bytes=4096'"),  # a key of the config
     ],
@@ -103,13 +104,21 @@ def test_settings_stand_behind_the_name():
     [
         ("top_k:fraction=0.001", None, "the largest 0.1 % of each", {"fraction": 0.001}),
         ("powersgd:rank=8", None, "factors of rank 8", {"rank": 8}),
-        ("ddp", 4 * comm.MiB, "1 MiB then 4 MiB", {}),
+        ("ddp", 4 * comm.MiB, "1 MiB then 4 MiB", {"after": False}),
+        ("per_leaf:after=true", None, "a leaf, after backward", {"after": True}),
         ("horovod", 64 * comm.MiB, "fit into 64 MiB", {}),
     ],
 )
 def test_a_summary_and_the_settings_are_those_in_force(name, bucket_bytes, words, settings):
     assert words in comm.named_strategy(name, bucket_bytes).summary
     assert comm.settings_of(name) == settings
+
+
+@pytest.mark.parametrize("name", ["per_leaf", "ddp", "hierarchical"])
+def test_the_same_messages_may_wait_for_the_end_of_backward(name):
+    soon, late = comm.named_strategy(name), comm.named_strategy(f"{name}:after=true")
+    assert (soon.schedule, late.schedule) == ("during", "after")
+    assert repr(late.reducer) == repr(soon.reducer)
 
 
 @pytest.mark.parametrize("name", comm.STRATEGIES)
