@@ -4,7 +4,16 @@ from dataclasses import replace
 
 from jax.sharding import Mesh
 
-from jaxnet.comm import STRATEGIES, AllReduce, Reducer, Strategy, named_strategy, platform_of, takes_all_reduce
+from jaxnet.comm import (
+    STRATEGIES,
+    AllReduce,
+    Reducer,
+    Strategy,
+    has_bucket_size,
+    named_strategy,
+    platform_of,
+    takes_all_reduce,
+)
 from jaxnet.config.run import Config
 from jaxnet.cost.choice import Choice
 from jaxnet.errors import InputError
@@ -27,7 +36,9 @@ def strategy_of(
     """
     if choice is not None:
         size = config.bucket_bytes or choice.bucket_bytes
-        config = replace(config, strategy=choice.strategy, bucket_bytes=size)
+        # Who sets a size of buckets wants buckets, where what is best has none.
+        name = choice.strategy if size is None or has_bucket_size(choice.strategy) else "ddp"
+        config = replace(config, strategy=name, bucket_bytes=size)
     strategy = _strategy(config, all_reduce, "cpu" if mesh is None else platform_of(mesh))
     pieces = choice is not None and choice.pieces
     mode: Mode = _auto_mode(config, strategy, mesh, pieces) if config.mode == "auto" else config.mode

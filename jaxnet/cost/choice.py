@@ -5,6 +5,7 @@
 | TPUs | `ddp` | one all-reduce takes the links of all dims of a slice at once |
 | GPUs | `hierarchical` | the network between hosts carries 1/devices of the bytes |
 | CPUs | `ddp`, buckets of 4 MiB | of 25 MiB, too few travel beside backward; no gradient is cut |
+| there, one process, several buckets | `per_leaf`, after backward | who waits for a sum holds up what others compute |
 | there, one device a process, several buckets | the same in pieces | a message does not wait for what computes |
 | there, over a slow link | `priority` | messages also travel beside the next forward pass |
 | several processes of several CPU devices | `ddp` or `hierarchical` | which sends less between processes |
@@ -50,6 +51,7 @@ _SAVED_A_MIB, _SAVED = 2.0, 3.0
 _SLOW_SECONDS = 0.025
 _PRODUCT = 768  # rows and columns of the factors by whose product a processor's rate is measured
 _BESIDE = "buckets of 4 MiB travel beside backward, and no gradient is cut"
+_BEHIND = "devices of one process have no link to keep busy: each tensor is summed as it is, when backward has ended"
 _ALONE = "on one device nothing travels"
 
 # How either strategy sums a message.
@@ -104,11 +106,13 @@ def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = 
     if mesh.devices.size == 1:
         return Choice(where, "ddp", _BUCKET, _ALONE)
     if not _ways_differ(mesh):
-        # One bucket leaves when backward ends, so that further programs only cost their launch.
-        pieces = _processes(mesh) > 1 and gradient_bytes > _BUCKET
-        if pieces and flops is not None:
+        if gradient_bytes <= _BUCKET:  # one leaves when backward ends, so that further programs only cost their launch
+            return Choice(where, "ddp", _BUCKET, _BESIDE)
+        if _processes(mesh) == 1:
+            return Choice(where, "per_leaf:after=true", None, _BEHIND)
+        if flops is not None:
             return _crossing_or_not(mesh, gradient_bytes, flops)
-        return Choice(where, "ddp", _BUCKET, _BESIDE, pieces)
+        return Choice(where, "ddp", _BUCKET, _BESIDE, pieces=True)
     size = min(_BUCKET, gradient_bytes)
     ddp, hierarchical = (measured_row(mesh, AXES, way, size, _TIMES).min_us / 1e3 for way in _WAYS)
     enough = max(_SAVED, _SAVED_A_MIB * size / MiB)

@@ -130,7 +130,8 @@ def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _
     sizes = workload.mesh.shape
     found: dict[str, Plan] = {}
     seen = set()
-    for label in _labels(workload, default, bucket_sizes):
+    waiting = platform_of(workload.mesh) == "cpu" and not several_programs
+    for label in _labels(workload, default, bucket_sizes, waiting=waiting):
         plan = plan_of(label, workload)
         if (plan.kind in SEVERAL_PROGRAMS and not several_programs) or not is_allowed(plan, workload):
             continue
@@ -143,10 +144,13 @@ def candidates(workload: Workload, default: str, bucket_sizes: Sequence[str] = _
     return found
 
 
-def _labels(workload: Workload, default: str, bucket_sizes: Sequence[str]) -> Iterator[str]:
+def _labels(workload: Workload, default: str, bucket_sizes: Sequence[str], *, waiting: bool) -> Iterator[str]:
     # Of plans that are the same the first one stays, so what is to be timed comes first.
     yield from (BY_XLA, default, *_PROBES, "flat", "per_leaf")
     names = ["hierarchical", "ddp", "horovod"] + ["blueconnect"] * (min(workload.mesh.shape.values()) > 1)
+    if waiting:
+        yield "per_leaf:after=true"
+        names += ["hierarchical:after=true", "ddp:after=true"]
     for size in bucket_sizes[: 1 + sum(byte_size(each) < workload.gradient_bytes for each in bucket_sizes)]:
         for name in names:
             yield from (f"{name}:{size}", f"{name}:{size}+pieces")

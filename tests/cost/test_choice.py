@@ -18,11 +18,15 @@ GIVEN = {"mesh": "2 x 4 cpu devices, 1 processes", "strategy": "ddp", "bucket_by
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_one_process_measures_nothing(hosts, monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "label", "why"), [(10**9, "per_leaf:after=true", "no link"), (4 * MiB, "ddp:4MiB", "no gradient is cut")]
+)
+def test_one_process_measures_nothing(hosts, size, label, why, monkeypatch):
     monkeypatch.delattr(choice, "measured_row")
-    found = choose(make_mesh(hosts), 10**9)
-    assert found.label == "ddp:4MiB"
-    assert "4 MiB" in found.why
+    found = choose(make_mesh(hosts), size)
+    assert found.label == label
+    assert why in found.why
+    assert kept_for(make_mesh(hosts), found._asdict()) == found
 
 
 def test_one_device_says_that_nothing_travels():

@@ -45,6 +45,7 @@ def test_every_plan_is_a_candidate_once(workload):
     assert "ddp:2MiB" not in found  # its first bucket is of 1 MiB, so it is ddp:1MiB
     assert "ddp:8MiB" not in found  # all gradients are one message of 2 MiB already
     assert not any("pieces" in label or "priority" in label for label in found)  # of several devices a process
+    assert {"per_leaf:after=true", "hierarchical:after=true:512KiB"} <= set(found)  # likewise
 
 
 def test_strategies_that_differ_in_axes_of_one_device_are_one_plan():
@@ -53,6 +54,7 @@ def test_strategies_that_differ_in_axes_of_one_device_are_one_plan():
     found = candidates(alone, "ddp:512KiB")
     assert "ddp:512KiB" in found
     assert "hierarchical:512KiB" not in found
+    assert "per_leaf:after=true" in found  # of one process
 
 
 @pytest.mark.parametrize(

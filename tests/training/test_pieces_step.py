@@ -131,6 +131,13 @@ def test_the_default_is_in_pieces_unless_the_config_has_what_does_not_go_with_it
     assert strategy_of(replace(get_config(), **change), None, comm.make_mesh(1), choice)[1] == mode
 
 
+@pytest.mark.parametrize(("size", "label"), [(None, "per_leaf:after=true"), (comm.MiB, "ddp")])
+def test_who_sets_a_bucket_size_gets_buckets_whatever_the_default(size, label):
+    choice = Choice("devices of a process", "per_leaf:after=true", None, "no link")
+    strategy, _ = strategy_of(replace(get_config(), bucket_bytes=size), None, comm.make_mesh(2), choice)
+    assert strategy.label == label
+
+
 @pytest.mark.parametrize(
     ("change", "may"),
     [
