@@ -185,6 +185,33 @@ def test_the_count_goes_on_where_a_run_was_interrupted(whole, tmp_path):
     assert run.summary["best"] == whole[0].summary["best"]
 
 
+def test_the_best_is_chosen_anew_by_another_metric_and_on_other_examples(tmp_path, caplog):
+    """A loss is no bound for an accuracy, nor is what was reached on examples that were easier."""
+
+    class ByLoss(Classification):
+        best, best_mode = "loss", "min"
+
+    def best_of_more(epochs, **changes):
+        caplog.clear()
+        run = train(replace(CONFIG, epochs=epochs, **changes), tmp_path, quiet=True, allow_config_change=True)
+        return run.summary["best"], "; ".join(message for message in caplog.messages if "best" in message)
+
+    best_of_more(1)
+    best, said = best_of_more(2, task=ByLoss())
+    assert (best["step"], best["metric"]) == (8, "loss")
+    assert said == (
+        "from here on the best state is chosen by the least loss on validation=dev; until step 4 it was by the largest "
+        "accuracy on validation=dev"
+    )
+    best, said = best_of_more(4, task=ByLoss(), validation=0.25)
+    assert best["step"] > 8
+    assert "on validation=0.25 of 64 examples; until step 8 it was" in said
+    assert said.endswith("the run may have been trained on what is held back now")
+    assert best_of_more(5, task=ByLoss(), validation=0.25)[1] == ""
+    best, said = best_of_more(7, task=ByLoss(), validation=None)
+    assert (best["step"] <= 15, said) == (True, "")
+
+
 def evaluated(watch, *values):
     return [bool(watch.on_metrics(step, "validation", {"loss": value})) for step, value in enumerate(values, 1)]
 
