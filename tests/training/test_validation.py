@@ -11,7 +11,7 @@ import pytest
 from jaxnet import comm
 from jaxnet.checkpoints import find_checkpoint
 from jaxnet.config.run import Checkpoints, Config, EarlyStopping, Log
-from jaxnet.data import Arrays, Digits, Shard, hold_out, train_batches
+from jaxnet.data import Arrays, Digits, Shard, eval_batches, hold_out, train_batches
 from jaxnet.errors import InputError
 from jaxnet.inference.loading import load
 from jaxnet.models import CNN
@@ -111,6 +111,17 @@ def test_a_share_is_held_back_from_training(tmp_path):
     seen = np.concatenate([next(batches)["features"] for _ in range(3)])
     both = np.concatenate([held, seen])
     np.testing.assert_array_equal(np.sort(both, axis=0), np.sort(everything, axis=0))
+
+
+def test_examples_keep_their_rows_where_some_are_held_back():
+    """Their random numbers come from these, and an error names them."""
+    number = np.arange(20, dtype=np.float32)
+    train, held = hold_out(Arrays(train={"x": number}).load("train"), 0.25)
+    for source in (train, held):
+        batches = [next(train_batches(source, batch_size=5, seed=0, shard=Shard(0, 1)))]
+        for batch in [*batches, *eval_batches(source, batch_size=8, shard=Shard(0, 1))]:
+            np.testing.assert_array_equal(batch["id"], batch["x"])
+            assert batch["id"].dtype == np.int32
 
 
 class Random:
