@@ -265,7 +265,7 @@ def test_steps_that_are_done_again_are_forgotten():
         ({"validation": None, "early_stopping": EarlyStopping(3)}, "early_stopping.patience=3 needs examples to judge"),
         (
             {"validation": "held", "data": Digits(), "task": ImageClassification(), "model": CNN(10, hidden=8)},
-            "split 'held' does not exist",
+            r"^validation=held: split 'held' does not exist.*, or a part of the training examples such as 0\.1",
         ),
     ],
 )
