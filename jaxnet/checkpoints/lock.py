@@ -14,6 +14,7 @@ Locks are numbered, and nobody changes the lock of another run:
 
 Whether the owner lives, in the order in which the next run asks:
 
+- same machine, another file than it made, on which nobody has a `flock`: this is a copy of its directory;
 - same machine, same process namespace: the system knows the pid and when that process started;
 - same machine, another container: `flock` on the file, because one kernel keeps all locks;
 - another host, or a file that cannot be locked: the file's time, by the clock of its own file system. If it changes,
@@ -53,6 +54,7 @@ class Owner(NamedTuple):
         boot: boot id of the operating system alone; "" if unknown.
         started: when the process started, in clock ticks since boot: a later process may get the same pid.
         locked: whether it holds a `flock` on the file.
+        file: the number that the file system gave the file; 0 if unknown, as of older runs.
     """
 
     host: str
@@ -63,6 +65,7 @@ class Owner(NamedTuple):
     boot: str
     started: str
     locked: bool
+    file: int = 0
 
     @classmethod
     def this(cls, *, locked: bool) -> Self:
@@ -206,7 +209,9 @@ class Lock:
                     f"{self._directory} is in use by {owner or 'another run'}; stop that run, wait for its end, or "
                     "give another directory with --workdir"
                 )
-            if path.exists():
+            if owner is not None and _is_copied(path, owner):
+                self._say(f"{self._directory} was copied from that of {owner}; taking over the copy")
+            elif path.exists():
                 self._say(f"{self._directory} was left by {owner or 'a run'}, which has ended; taking over")
         try:
             self._create(newest + 1)
@@ -220,6 +225,7 @@ class Lock:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             owner = Owner.this(locked=try_lock(self._file, fcntl.LOCK_EX) is True)
+            owner = owner._replace(file=os.fstat(self._file).st_ino)
             os.write(self._file, (json.dumps(owner._asdict()) + "\n").encode())
             os.fsync(self._file)
         except OSError:
@@ -234,6 +240,8 @@ class Lock:
                     (self._place / name).unlink()
 
     def _lives(self, path: Path, owner: Owner | None) -> bool:
+        if owner is not None and _is_copied(path, owner):
+            return False
         if owner is not None and (runs := owner.runs()) is not None:
             return runs
         # Ask flock only about this machine. A file server keeps the lock of a host that died: NFSv4 for 90 s, NFSv3
@@ -274,6 +282,19 @@ class Lock:
 def _number(name: str) -> int:
     stem, kind = Path(name).stem, Path(name).suffix
     return int(stem) if kind in (_HELD, _FREE) and stem.isdecimal() else 0
+
+
+def _is_copied(path: Path, owner: Owner) -> bool:
+    """Return whether this is a copy of the file that an owner on this machine holds: who copies a workdir copies it.
+
+    Both must say so: a file system may number its files anew, and a file server may lose its locks.
+    """
+    here = owner.boot == Owner.this(locked=False).boot != ""
+    try:
+        another = owner.file not in (0, path.stat().st_ino)
+    except OSError:
+        return False
+    return here and owner.locked and another and _can_be_locked(path) is True
 
 
 def _can_be_locked(path: Path) -> bool | None:

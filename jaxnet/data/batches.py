@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxnet.data.source import RandomSource, Source, example_shapes, read_rows
+from jaxnet.data.source import Part, RandomSource, Source, example_shapes, read_rows
 from jaxnet.errors import InputError
 
 # ---- Order of examples ----------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ def train_batches(
         start = step * batch_size + shard.index * size
         ids = example_ids(seed, source.num_examples, start, start + size)
         if random:
-            return {"id": ids, **read_rows(source, ids, like, draws(seed, start, start + size))}
-        return {**read_rows(source, ids, like), "id": ids}
+            return {"id": _rows_of(source, ids), **read_rows(source, ids, like, draws(seed, start, start + size))}
+        return {**read_rows(source, ids, like), "id": _rows_of(source, ids)}
 
     for_ever = range(start_step, sys.maxsize // batch_size)
     return _iterate(load, for_ever, _threads(source, threads))
@@ -173,9 +173,15 @@ def eval_batches(source: Source, *, batch_size: int, shard: Shard, threads: int 
         position = np.arange(start, start + size)
         ids = np.minimum(position, num_examples - 1).astype(np.int32)
         weight = (position < num_examples).astype(np.float32)
-        return {**read_rows(source, ids, like), "id": ids, "weight": weight}
+        return {**read_rows(source, ids, like), "id": _rows_of(source, ids), "weight": weight}
 
     return _iterate(load, range(-(-num_examples // batch_size)), _threads(source, threads))
+
+
+def _rows_of(source: Source, ids: np.ndarray) -> np.ndarray:
+    """The rows of a source's examples in the data set, of which it may hold a part, as `hold_out` makes."""
+    rows: np.ndarray = source.rows_of(ids) if isinstance(source, Part) else ids
+    return rows
 
 
 def _part_size(batch_size: int, shard: Shard) -> int:

@@ -54,6 +54,9 @@ class _Subset:
         rows: dict[str, Any] = self.source.rows(self.chosen[indices])
         return rows
 
+    def rows_of(self, indices: np.ndarray) -> np.ndarray:
+        return self.chosen[indices]
+
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "chosen", "random_rows", "hold_out", "evaluated"):  # the first two may not be set yet
             raise AttributeError(name)

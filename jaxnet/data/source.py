@@ -63,6 +63,14 @@ class Evaluated(Protocol):
         """Return the same examples as a test shows them."""
 
 
+@runtime_checkable
+class Part(Protocol):
+    """A source of some examples of another one."""
+
+    def rows_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows, int32 [n], that these examples have in the other one."""
+
+
 class Dataset(Protocol):
     """What a config names: a frozen dataclass that opens the split 'train' or 'test'."""
 

@@ -21,6 +21,7 @@ Across = Callable[[dict[str, float]], dict[str, float]]
 
 EXAMPLES = "examples"
 ENSEMBLE = "ensemble"
+OF_MEMBERS = ("member_", f"{ENSEMBLE}/")  # how names of an ensemble's metrics begin, and those of no task
 _IN_FLIGHT = 2  # batches on the devices: enough that they never wait
 
 
@@ -97,7 +98,7 @@ def _reported(task: Task, means: Mapping[str, float]) -> Values:
     """What the task shows of the means; of members, for each by itself, and their means under the plain names."""
     groups: dict[str, dict[str, float]] = {}
     for name, mean in means.items():
-        prefix, _, metric = name.partition("/") if name.startswith(("member_", f"{ENSEMBLE}/")) else ("", "", name)
+        prefix, _, metric = name.partition("/") if name.startswith(OF_MEMBERS) else ("", "", name)
         groups.setdefault(prefix, {})[metric] = mean
     shown = {prefix: task.reported(group) for prefix, group in groups.items()}
     members = [group for prefix, group in shown.items() if prefix not in ("", ENSEMBLE)]

@@ -67,7 +67,7 @@ def _as_it_is(called: str, made: Any) -> Any:
 
 
 def _numbers(called: str, made: Any) -> Values:
-    """Numbers by name, as they are written to a log."""
+    """Numbers by name, Python's own, as they are written to a log."""
     if not isinstance(made, dict):
         raise InputError(f"{called} gave a {type(made).__name__}: wanted numbers by name")
     for name, value in made.items():
@@ -75,7 +75,7 @@ def _numbers(called: str, made: Any) -> Values:
             raise InputError(f"{called} gave the name {shown(name)}: wanted text")
         if not isinstance(value, int | float | np.number | np.ndarray | jax.Array) or np.size(value) != 1:
             raise InputError(f"{called} gave {name}={shown(value)}: wanted a number")
-    return made
+    return {name: value if isinstance(value, int | float) else np.asarray(value).item() for name, value in made.items()}
 
 
 def _sizes(called: str, made: Any) -> dict[str, int]:

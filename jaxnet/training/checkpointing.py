@@ -22,6 +22,7 @@ from jaxnet.checkpoints.files import CheckpointFiles
 from jaxnet.checkpoints.leaves import described, named_leaves
 from jaxnet.comm import one_per_device
 from jaxnet.config.keys import flatten
+from jaxnet.config.run import Config
 from jaxnet.data import Inputs, has_classes, inputs_of
 from jaxnet.errors import InputError, shown
 from jaxnet.object_storage.store import remote_url
@@ -40,6 +41,7 @@ _BEST = "best_evaluation"  # in what is saved with a state
 _OWES_EVALUATION = "owes_evaluation"  # likewise
 _INPUTS = "inputs"  # likewise, and read by whoever uses the network
 _EXAMPLES = "examples"  # likewise, of training and those held out of it
+_CHOSEN = "best_chosen"  # likewise, how the best evaluation is chosen
 
 
 class Start(NamedTuple):
@@ -110,11 +112,13 @@ def start(experiment: Experiment, restored: Restored | None) -> Start:
         weights = "" if path is None else initial_text(Path(path), experiment.variables)
         return Start(state, 0, GuardState(), True, weights=weights)
     require_same_classes(experiment.tests, restored)
-    for changed in filter(None, [other_decoder(config, restored.extra), _other_examples(experiment, restored)]):
+    chosen_anew = _other_choice(experiment, restored)
+    others = _other_batch_size(config, restored), _other_examples(experiment, restored), chosen_anew
+    for changed in filter(None, [other_decoder(config, restored.extra), *others]):
         _say(experiment.processes)(changed)
     state = experiment.layout.cut(restored.state)
     owes_evaluation = bool(restored.extra.get(_OWES_EVALUATION))
-    best = restored.extra.get(_BEST)  # an older version saved none
+    best = None if chosen_anew else restored.extra.get(_BEST)  # an older version saved none
     return Start(state, restored.step, GuardState.saved(restored.extra), False, owes_evaluation, best)
 
 
@@ -142,6 +146,37 @@ def _other_examples(experiment: Experiment, restored: Restored) -> str | None:
         f"the data set had {before:,} examples when step {restored.step} was saved and has {now:,}: from here on "
         f"batches are of those it has{held if experiment.held_out else ''}"
     )
+
+
+def _other_batch_size(config: Config, restored: Restored) -> str | None:
+    """The line that says that steps do not tell any more how many examples the run has seen."""
+    before, now = restored.extra.get("config", {}).get("batch_size"), config.batch_size
+    if before in (None, now):
+        return None
+    return (
+        f"batch_size was {before} when step {restored.step} was saved and is {now}: steps are counted on, so the "
+        f"epochs and the order of examples are those of a run that had {now} from its first step"
+    )
+
+
+def _other_choice(experiment: Experiment, restored: Restored) -> str | None:
+    """The line that says that the best state is chosen by another metric or on other examples."""
+    before, now = restored.extra.get(_CHOSEN), _chosen(experiment)
+    if before in (None, now) or not now:  # an older version did not save it
+        return None
+    was = f"; until step {restored.step} it was {before}" if before else ""
+    moved = restored.extra.get("config", {}).get("validation") != experiment.config.validation
+    held = "; the run may have been trained on what is held back now" if moved and experiment.held_out else ""
+    return f"from here on the best state is chosen {now}{was}{held}"
+
+
+def _chosen(experiment: Experiment) -> str:
+    """How the best state of a run is chosen, in words; '' where none is."""
+    task, validation = experiment.config.task, experiment.config.validation
+    if validation is None:
+        return ""
+    of = f" of {_examples(experiment):,} examples" if experiment.held_out else ""
+    return f"by the {'largest' if task.best_mode == 'max' else 'least'} {task.best} on validation={validation}{of}"
 
 
 def _examples(experiment: Experiment) -> int:
@@ -218,6 +253,7 @@ class Saver(Observer):
         self._best = best
         config = experiment.config
         self._constant = {"config": flatten(config), _EXAMPLES: _examples(experiment), **decoder(config)}
+        self._constant[_CHOSEN] = _chosen(experiment)
         if inputs is not None:
             self._constant[_INPUTS] = inputs.as_json()
         else:

@@ -212,7 +212,15 @@ class Experiment:
     def validation(self) -> Source | None:
         """The examples that choose the best state; None: nothing is chosen."""
         name = self.config.validation
-        return open_split(self.config.data, name) if isinstance(name, str) else self.held_out
+        if not isinstance(name, str):
+            return self.held_out
+        try:
+            return open_split(self.config.data, name)
+        except InputError as error:
+            cure = (
+                "wanted the name of a split besides 'train' and 'test', or a part of the training examples such as 0.1"
+            )
+            raise InputError(f"validation={name}: {error}; {cure}") from error
 
     def check_tests(self) -> None:
         """Refuse test examples that the network, which learns from training examples, cannot take."""

@@ -36,6 +36,11 @@ def initial_values(path: Path, shapes: Variables) -> dict[str, np.ndarray]:
     path = fetched_steps(path)
     if is_directory(path):
         return _of_run(path, _named(shapes))
+    if not path.exists():
+        raise InputError(
+            f"initial_weights={path}: there is no such file or directory; wanted the workdir of a run, one of its "
+            "checkpoints, or a file of `jaxnet import`"
+        )
     given, about = read_variables(path)
     wanted = {name: leaf.shape for name, leaf in _named(shapes).items()}
     values = {name: _of_shape(value, wanted.get(name)) for name, value in given.items()}

@@ -20,6 +20,7 @@ from jaxnet.models import Model, Variables, abstract_variables, from_linen, guar
 from jaxnet.optimizer import Optimizer, multipliers
 from jaxnet.parallel import Mode
 from jaxnet.parallel.hybrid import ShardedDense, with_sharded
+from jaxnet.tasks.evaluation import OF_MEMBERS
 from jaxnet.tasks.task import WEIGHT, LossFn, Task
 from jaxnet.training.observer import SUMMARY_FIGURES, TRAINER_FIGURES
 from jaxnet.training.resolutions import Phase, check_resolutions
@@ -167,7 +168,7 @@ def check_metrics(task: Task, names: set[str]) -> None:
 
 def _check_names(task: Task, names: Collection[str]) -> None:
     own = {*TRAINER_FIGURES, *SUMMARY_FIGURES, *MEMBER_FIGURES}
-    reserved = (name for name in names if name.endswith("_per_second") or name.startswith(("member_", "ensemble/")))
+    reserved = (name for name in names if name.endswith("_per_second") or name.startswith(OF_MEMBERS))
     if taken := sorted({*own.intersection(names), *reserved}):
         raise InputError(
             f"task: {type(task).__name__} has metrics named {', '.join(taken)}, as the trainer's own figures are; give "

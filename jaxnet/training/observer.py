@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnet.parallel.state import TrainState
+from jaxnet.tasks.evaluation import OF_MEMBERS
 from jaxnet.tasks.task import metric_text
 from jaxnet.training.guard import GuardCounts
 
@@ -32,7 +33,7 @@ def task_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> task_metrics({"loss": 0.5, "examples": 360, "member_0/loss": 0.4, "tokens_per_second": 9.0})
     {'loss': 0.5}
     """
-    others = [name for name in values if name not in TRAINER_FIGURES and "/" not in name]
+    others = [name for name in values if name not in TRAINER_FIGURES and not name.startswith(OF_MEMBERS)]
     names = sorted((name for name in others if not name.endswith("_per_second")), key=lambda name: name != "loss")
     return {name: values[name] for name in names}
 

@@ -202,6 +202,15 @@ def read_settings(path: Path) -> dict[str, Any]:
         ) from error
 
 
+def has_settings(path: Path) -> bool:
+    """Whether the config that a run has written is there, and whole."""
+    try:
+        read_settings(path)
+    except InputError:
+        return False
+    return True
+
+
 class MetricsWriter(Observer):
     """Appends metrics to metrics.jsonl, and to TensorBoard if wanted. Where a disk is full, they are left out.
 

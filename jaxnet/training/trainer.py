@@ -30,7 +30,7 @@ from jaxnet.training.observer import Observer
 from jaxnet.training.peers import Peers
 from jaxnet.training.prepare import prepare
 from jaxnet.training.profiling import ProfileWindow, compiling, write_programs
-from jaxnet.training.records import MetricsWriter, as_json, write_whole, writing
+from jaxnet.training.records import MetricsWriter, as_json, has_settings, write_whole, writing
 from jaxnet.training.recovery import Recovery
 from jaxnet.training.results import Run
 from jaxnet.training.stopping import StopSignal
@@ -108,7 +108,7 @@ def train(
 
         # ---- What a person sees, and what is written ----------------------------------------------------------
         if primary:
-            if unfinished or not (directory / "config.json").exists():
+            if unfinished or not has_settings(directory / "config.json"):
                 write_whole(directory / "config.json", as_json(settings, indent=2) + "\n")
                 write_whole(directory / "plan.json", as_json(plan_record(experiment)) + "\n")
             if config.log.hlo:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -50,6 +51,29 @@ def test_a_second_run_is_refused_and_the_owner_named(tmp_path):
     held.release()
     Lock(tmp_path, say=quiet).release()
     assert locks(tmp_path) == ["000002.free"]
+
+
+def test_a_copy_of_the_directory_is_free_while_its_owner_goes_on(tmp_path):
+    first, copy, said = tmp_path / "first", tmp_path / "copy", []
+    first.mkdir()
+    held = Lock(first, say=quiet)
+    shutil.copytree(first, copy)
+    Lock(copy, say=said.append)
+    assert [line.partition(" since ")[0] for line in said] == [
+        f"{copy} was copied from that of {str(Owner.this(locked=True)).partition(' since ')[0]}"
+    ]
+    for directory in (first, copy):
+        with pytest.raises(InputError, match="is in use by"):
+            Lock(directory, say=quiet)
+    held.require()
+
+
+def test_a_file_of_another_number_that_is_locked_is_in_use(tmp_path):
+    """As where a file system numbers its files anew."""
+    path = left_by(tmp_path)
+    left_by(tmp_path, file=path.stat().st_ino + 1)
+    with held(path), pytest.raises(InputError, match="is in use by"):
+        Lock(tmp_path, say=quiet)
 
 
 def test_a_dead_process_of_this_machine_is_no_obstacle(tmp_path, process):

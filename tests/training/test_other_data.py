@@ -59,6 +59,16 @@ def numbers(examples):
     return Arrays(train=split, test=split)
 
 
+def test_another_batch_size_is_told(tmp_path, caplog):
+    """Steps are counted on, so a run that has seen half of its epochs may be at its end."""
+    config = replace(CONFIG, data=numbers(40))
+    train(config, tmp_path, quiet=True)
+    for size, said in ((8, False), (16, True)):
+        with caplog.at_level(logging.WARNING, logger="jaxnet"):
+            train(replace(config, batch_size=size, epochs=2), tmp_path, quiet=True, allow_config_change=True)
+        assert any("batch_size was 8 when step" in message for message in caplog.messages) == said, caplog.messages
+
+
 @pytest.mark.parametrize(("examples", "said"), [(40, False), (41, True)])
 def test_another_number_of_examples_is_told(tmp_path, caplog, examples, said):
     config = replace(CONFIG, data=numbers(40))

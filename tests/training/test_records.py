@@ -115,6 +115,15 @@ def test_a_config_that_trains_nothing_is_not_written_down(tmp_path, capsys):
     assert "nothing to train: this config ends at step 10" in "".join(capsys.readouterr())
 
 
+def test_a_damaged_config_is_written_anew_after_the_last_step_too(tmp_path):
+    train(config_of(steps=5), tmp_path, quiet=True)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="--allow-config-change writes it anew"):
+        train(config_of(steps=5), tmp_path, quiet=True)
+    train(config_of(steps=5), tmp_path, quiet=True, allow_config_change=True)
+    train(config_of(steps=5), tmp_path, quiet=True)
+
+
 def test_a_line_is_on_the_disk_at_once(tmp_path):
     records = MetricsWriter(tmp_path, tensorboard=False)
     records.on_metrics(1, "train", {"loss": 0.5})

@@ -190,6 +190,22 @@ def test_a_run_reports_what_the_task_says(tmp_path, capsys):
     assert "perplexity" in printed
 
 
+def test_metrics_with_a_slash_in_their_names_and_numbers_of_jax_are_reported(tmp_path):
+    class Named(TwoLosses):
+        best = "error/words"
+
+        def reported(self, means):
+            words = jnp.float32(means["words"])
+            return {"loss": np.float32(means["loss"]), "error/words": words, "perplexity": jnp.exp(words[None])}
+
+    run = train(replace(config(validation=0.25), task=Named()), tmp_path, quiet=True)
+    assert run.summary["metrics"] == ["loss", "error/words", "perplexity"]
+    assert run.summary["best"]["test"].keys() == {"loss", "error/words", "perplexity"}
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["perplexity"] == pytest.approx(math.exp(line["error/words"]))
+    assert run.summary["perplexity"] == pytest.approx(math.exp(run.summary["error/words"]))
+
+
 def test_the_best_state_is_chosen_by_the_tasks_metric(tmp_path):
     """Less loss is better, where accuracy is better if there is more of it."""
     every = Checkpoints(every_steps=100, keep=1)

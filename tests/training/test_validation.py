@@ -11,7 +11,7 @@ import pytest
 from jaxnet import comm
 from jaxnet.checkpoints import find_checkpoint
 from jaxnet.config.run import Checkpoints, Config, EarlyStopping, Log
-from jaxnet.data import Arrays, Digits, Shard, hold_out, train_batches
+from jaxnet.data import Arrays, Digits, Shard, eval_batches, hold_out, train_batches
 from jaxnet.errors import InputError
 from jaxnet.inference.loading import load
 from jaxnet.models import CNN
@@ -113,6 +113,17 @@ def test_a_share_is_held_back_from_training(tmp_path):
     np.testing.assert_array_equal(np.sort(both, axis=0), np.sort(everything, axis=0))
 
 
+def test_examples_keep_their_rows_where_some_are_held_back():
+    """Their random numbers come from these, and an error names them."""
+    number = np.arange(20, dtype=np.float32)
+    train, held = hold_out(Arrays(train={"x": number}).load("train"), 0.25)
+    for source in (train, held):
+        batches = [next(train_batches(source, batch_size=5, seed=0, shard=Shard(0, 1)))]
+        for batch in [*batches, *eval_batches(source, batch_size=8, shard=Shard(0, 1))]:
+            np.testing.assert_array_equal(batch["id"], batch["x"])
+            assert batch["id"].dtype == np.int32
+
+
 class Random:
     """A source with random examples, in another size if asked."""
 
@@ -185,6 +196,33 @@ def test_the_count_goes_on_where_a_run_was_interrupted(whole, tmp_path):
     assert run.summary["best"] == whole[0].summary["best"]
 
 
+def test_the_best_is_chosen_anew_by_another_metric_and_on_other_examples(tmp_path, caplog):
+    """A loss is no bound for an accuracy, nor is what was reached on examples that were easier."""
+
+    class ByLoss(Classification):
+        best, best_mode = "loss", "min"
+
+    def best_of_more(epochs, **changes):
+        caplog.clear()
+        run = train(replace(CONFIG, epochs=epochs, **changes), tmp_path, quiet=True, allow_config_change=True)
+        return run.summary["best"], "; ".join(message for message in caplog.messages if "best" in message)
+
+    best_of_more(1)
+    best, said = best_of_more(2, task=ByLoss())
+    assert (best["step"], best["metric"]) == (8, "loss")
+    assert said == (
+        "from here on the best state is chosen by the least loss on validation=dev; until step 4 it was by the largest "
+        "accuracy on validation=dev"
+    )
+    best, said = best_of_more(4, task=ByLoss(), validation=0.25)
+    assert best["step"] > 8
+    assert "on validation=0.25 of 64 examples; until step 8 it was" in said
+    assert said.endswith("the run may have been trained on what is held back now")
+    assert best_of_more(5, task=ByLoss(), validation=0.25)[1] == ""
+    best, said = best_of_more(7, task=ByLoss(), validation=None)
+    assert (best["step"] <= 15, said) == (True, "")
+
+
 def evaluated(watch, *values):
     return [bool(watch.on_metrics(step, "validation", {"loss": value})) for step, value in enumerate(values, 1)]
 
@@ -227,7 +265,7 @@ def test_steps_that_are_done_again_are_forgotten():
         ({"validation": None, "early_stopping": EarlyStopping(3)}, "early_stopping.patience=3 needs examples to judge"),
         (
             {"validation": "held", "data": Digits(), "task": ImageClassification(), "model": CNN(10, hidden=8)},
-            "split 'held' does not exist",
+            r"^validation=held: split 'held' does not exist.*, or a part of the training examples such as 0\.1",
         ),
     ],
 )
