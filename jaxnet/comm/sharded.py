@@ -24,7 +24,7 @@ from jaxnet.comm.buckets import Bucket, BucketPlan, Piece, pack, plan_buckets, r
 from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.guards import require_summable, require_varying
 from jaxnet.comm.halves import Halves, HalvesPlan, xla_halves
-from jaxnet.comm.order import in_place, reordered
+from jaxnet.comm.order import in_place, plan_in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size, stateless
 from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
 
@@ -252,7 +252,7 @@ def shards_in_order(order: Sequence[int], inner: Sharded) -> Sharded:
     return inner._replace(
         scatter=lambda values: restored(inner.scatter(permuted(values)), values),
         gather=lambda shards, shapes: restored(inner.gather(permuted(shards), permuted(shapes)), shapes),
-        plan=lambda shapes, axis_sizes: inner.plan(permuted(shapes), axis_sizes),
+        plan=lambda shapes, axis_sizes: plan_in_place(inner.plan(permuted(shapes), axis_sizes), order),
     )
 
 
