@@ -231,6 +231,11 @@ def merged_by_cost(
     >>> merged_by_cost(alpha=1, beta=1, ready_seconds=[0, 0.9, 1.8])([10, 1, 1])
     ((0,), (1, 2))
     """
+    if not (alpha >= 0 and beta >= 0 and seconds_per_byte >= 0):
+        raise ValueError(
+            "merged_by_cost: alpha, beta and seconds_per_byte must be at least 0 seconds; got "
+            f"{alpha=}, {beta=}, {seconds_per_byte=}"
+        )
 
     def choose(sizes: Sequence[int]) -> Groups:
         modelled = itertools.accumulate(seconds_per_byte * size for size in sizes)

@@ -91,6 +91,8 @@ def test_no_bucket_size_is_refused_where_there_is_none(name):
         ("local_sgd:every=2.5", "every=2.5: wanted a whole number"),
         ("top_k:fraction=0.1:fraction=0.2", "fraction is set twice"),
         ("local_sgd:with_optimizer=1", "with_optimizer=1: wanted true or false"),
+        ("torus:piece_bytes=0", "piece_bytes must be at least 1, got 0"),
+        ("mg_wfbp:alpha=-1", "alpha, beta and seconds_per_byte must be at least 0 seconds; got alpha=-1.0"),
         ("flat:rank=2", "wanted key=value of: none"),
         ("ddp:bucket_bytes=4096", "no setting 'bucket_bytes=4096'"),  # a key of the config
     ],
