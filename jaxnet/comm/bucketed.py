@@ -17,7 +17,7 @@ from jax import lax
 from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, require_cap, unpack
 from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_sum, require_summable, require_varying, same_along, varying_axes
-from jaxnet.comm.order import Groups, in_place, reordered
+from jaxnet.comm.order import Groups, in_place, plan_in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer, require_reducer
 from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
 
@@ -269,7 +269,7 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
     return inner._replace(
         init=lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),
         reduce=reduce_fn,
-        plan=lambda shapes, axis_sizes: inner.plan(permuted(shapes), axis_sizes),
+        plan=lambda shapes, axis_sizes: plan_in_place(inner.plan(permuted(shapes), axis_sizes), order),
     )
 
 

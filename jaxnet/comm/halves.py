@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnet.comm.buckets import require_cap
 from jaxnet.comm.expression import default_text, expressed
 from jaxnet.comm.guards import require_array, require_axes, require_divides, require_varying, same_along
 from jaxnet.comm.reducer import (
@@ -298,6 +299,7 @@ def permuted_halves(
         piece_bytes: a permute sends at most so many bytes; None: any number.
         chunks: of a message whose whole sum the first half leaves on place 0; None: it leaves a shard on each place.
     """
+    require_cap(piece_bytes, "piece_bytes")
 
     def scatter_fn(message: jax.Array) -> jax.Array:
         line = line_of(axis, BOUND_AXES, piece_bytes)

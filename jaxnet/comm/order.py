@@ -11,10 +11,10 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, Literal
 
-from jaxnet.comm.buckets import require_cap
+from jaxnet.comm.buckets import BucketPlan, require_cap
 from jaxnet.comm.cut import traced
 from jaxnet.comm.expression import default_text, expressed
-from jaxnet.comm.reducer import PyTree
+from jaxnet.comm.reducer import Plan, PyTree
 
 # ---- Order ----
 
@@ -76,6 +76,18 @@ def in_place(ordered: Sequence[Any], order: Sequence[int]) -> list[Any]:
     """
     back = sorted(range(len(order)), key=order.__getitem__)
     return [ordered[index] for index in back]
+
+
+def plan_in_place(plan: Plan, order: Sequence[int]) -> Plan:
+    """The plan of reordered leaves, with the number that each leaf has in its tree."""
+    if plan.buckets is None:
+        return plan
+    shapes, dtypes = (tuple(in_place(each, order)) for each in (plan.buckets.shapes, plan.buckets.dtypes))
+    buckets = tuple(
+        replace(bucket, pieces=tuple(replace(piece, leaf=order[piece.leaf]) for piece in bucket.pieces))
+        for bucket in plan.buckets.buckets
+    )
+    return replace(plan, buckets=BucketPlan(shapes, dtypes, buckets))
 
 
 # ---- Groups of gradients ----
@@ -219,6 +231,11 @@ def merged_by_cost(
     >>> merged_by_cost(alpha=1, beta=1, ready_seconds=[0, 0.9, 1.8])([10, 1, 1])
     ((0,), (1, 2))
     """
+    if not (alpha >= 0 and beta >= 0 and seconds_per_byte >= 0):
+        raise ValueError(
+            "merged_by_cost: alpha, beta and seconds_per_byte must be at least 0 seconds; got "
+            f"{alpha=}, {beta=}, {seconds_per_byte=}"
+        )
 
     def choose(sizes: Sequence[int]) -> Groups:
         modelled = itertools.accumulate(seconds_per_byte * size for size in sizes)

@@ -22,9 +22,9 @@ from jax import lax
 from jaxnet.comm.as_html import html_code
 from jaxnet.comm.buckets import Bucket, BucketPlan, Piece, pack, plan_buckets, require_cap, unpack
 from jaxnet.comm.expression import default_text, expressed
-from jaxnet.comm.guards import require_summable, require_varying
+from jaxnet.comm.guards import require_axes, require_summable, require_varying
 from jaxnet.comm.halves import Halves, HalvesPlan, xla_halves
-from jaxnet.comm.order import in_place, reordered
+from jaxnet.comm.order import in_place, plan_in_place, reordered
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Plan, PyTree, Reducer, axes_size, stateless
 from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
 
@@ -117,6 +117,7 @@ def sharded(*stages: Stage, bucket_bytes: int | None, split: bool = True) -> Sha
     require_cap(bucket_bytes)
     in_turn = [_halves(stage) for stage in stages]
     axes = tuple(axis for halves in in_turn for axis in _mesh_axes(halves))
+    require_axes(axes, "sharded")
 
     def layout(leaves: _Leaves, devices: int) -> BucketPlan:
         """Buckets of shards: a message is `devices` times as long."""
@@ -252,7 +253,7 @@ def shards_in_order(order: Sequence[int], inner: Sharded) -> Sharded:
     return inner._replace(
         scatter=lambda values: restored(inner.scatter(permuted(values)), values),
         gather=lambda shards, shapes: restored(inner.gather(permuted(shards), permuted(shapes)), shapes),
-        plan=lambda shapes, axis_sizes: inner.plan(permuted(shapes), axis_sizes),
+        plan=lambda shapes, axis_sizes: plan_in_place(inner.plan(permuted(shapes), axis_sizes), order),
     )
 
 

@@ -275,8 +275,6 @@ def line_of(axis: Axis, axis_sizes: AxisSizes, piece_bytes: int | None = None) -
 
     The second counts places along both axes: device 0 of host 0 is place 0, device 0 of host 1 is place 2.
     """
-    if piece_bytes is not None and piece_bytes < 1:
-        raise ValueError(f"piece_bytes must be at least 1, got {piece_bytes}")
     # 1. The axes to count along: the line's own, and those of which only roots take part.
     own = digit_of(axis, axis_sizes)
     roots = [digit_of(root, axis_sizes) for root in _roots_of.get()] if own.size > 1 else []

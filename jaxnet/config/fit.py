@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxnet.comm import HOST, Strategy, is_described, mesh_size
+from jaxnet.comm import HOST, Averaging, Reducer, Strategy, is_described, mesh_size
 from jaxnet.config.run import Config
 from jaxnet.data import Source
 from jaxnet.data.photos.views import usual_resize
@@ -162,6 +162,18 @@ def check_axes(strategy: Strategy, mesh: Mesh, params: Any) -> None:
         raise InputError(
             f"strategy={strategy.label}: nothing in it is summed over the axis {' and '.join(map(repr, alone))} of the "
             f"mesh {sizes}; wanted sums over all of 'host' and 'device' that are longer than 1"
+        )
+
+
+def check_memory(strategy: Strategy, mesh: Mesh, params: Any) -> None:
+    """Refuse to average parameters with a reducer that remembers: from round to round nothing is kept of it."""
+    reducer = strategy.reducer
+    if not isinstance(strategy.schedule, Averaging) or not isinstance(reducer, Reducer):
+        return
+    if jax.tree.leaves(jax.eval_shape(lambda: reducer.init(params, mesh.shape))):
+        raise InputError(
+            f"strategy={strategy.label}: its reducer remembers what it has not sent, and a mean of parameters is taken "
+            "anew in each round; wanted one without a state, such as bucketed(all_reduce('host', 'device'), 25 * MiB)"
         )
 
 

@@ -212,7 +212,7 @@ def footprint(
         schedule=strategy.when,
         collectives=plan.collectives,
         last=of_last.collectives,
-        first=tuple(dict.fromkeys(order[piece.leaf] for piece in first.pieces)),
+        first=tuple(dict.fromkeys(piece.leaf for piece in first.pieces)),
     )
 
 

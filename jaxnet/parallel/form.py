@@ -88,7 +88,7 @@ class StepPlan(NamedTuple):
         collectives: of one step's program; empty if XLA reduces.
         shares: for each of them how often a step sends it, in the mean over the run's steps. 1.0 but for rounds of
             local training and for loops over microbatches.
-        leaves: path and shape of each leaf that travels, in the order in which the buckets number them.
+        leaves: path and shape of each leaf that travels, as the buckets number them.
         buckets: how leaves map to messages; None if XLA reduces, or where messages are no buckets.
         shards: into how many equal shards each bucket is cut; 1: a bucket is a whole message.
     """
@@ -155,11 +155,10 @@ class Form(Protocol):
         """What the step's program will send, before it is compiled."""
 
 
-def leaves_in_order(tree: PyTree, order: Sequence[int] | None = None) -> tuple[tuple[str, Any], ...]:
-    """Path and value of each leaf, `order[0]` first.
+def leaves_by_path(tree: PyTree) -> tuple[tuple[str, Any], ...]:
+    """Path and value of each leaf.
 
-    >>> leaves_in_order({"a": 1, "b": {"c": 2}}, order=(1, 0))
-    (('b/c', 2), ('a', 1))
+    >>> leaves_by_path({"a": 1, "b": {"c": 2}})
+    (('a', 1), ('b/c', 2))
     """
-    found = [(leaf_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
-    return tuple(found if order is None else (found[index] for index in order))
+    return tuple((leaf_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree))

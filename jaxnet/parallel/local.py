@@ -44,7 +44,7 @@ from jaxnet.parallel.device_step import (
     update_state,
     warmed_decay,
 )
-from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, leaves_in_order
+from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, leaves_by_path
 from jaxnet.parallel.layout import Layout, copied_kinds
 from jaxnet.parallel.replicated import shard_mapped
 from jaxnet.parallel.state import TrainState, moved_average
@@ -168,7 +168,7 @@ class LocalUpdate:
         steps = traffic.total_steps
         shares = (averaging.synchronous_share(steps),) * len(gradients)
         shares += (averaging.averaging_share(steps),) * len(means.collectives)
-        return StepPlan(gradients + means.collectives, shares, leaves_in_order(end), means.buckets)
+        return StepPlan(gradients + means.collectives, shares, leaves_by_path(end), means.buckets)
 
 
 def local_step(

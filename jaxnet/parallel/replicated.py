@@ -43,7 +43,7 @@ from jaxnet.parallel.device_step import (
     mean_plan,
     one_message,
 )
-from jaxnet.parallel.form import Step, StepOptions, StepPlan, Traffic, leaves_in_order
+from jaxnet.parallel.form import Step, StepOptions, StepPlan, Traffic, leaves_by_path
 from jaxnet.parallel.hybrid import ShardedDense, hybrid_strategy, layers_plan, param_kinds
 from jaxnet.parallel.layout import OWN, Layout, cut_kinds
 from jaxnet.parallel.state import TrainState
@@ -129,7 +129,7 @@ class Replicated:
     def plan(self, layout: Layout, traffic: Traffic) -> StepPlan:
         """Gradients, then metrics and running averages, then what cut layers send."""
         state, sizes = layout.whole_shapes, self.mesh.shape
-        leaves = leaves_in_order(state.params, self.options.order)
+        leaves = leaves_by_path(state.params)
         reducer = self.reducer(state.params)
         if reducer is None:
             return StepPlan((), (), leaves, None)

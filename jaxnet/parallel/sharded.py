@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxnet.comm import AXES, Reducer, Sharded, Strategy, mesh_size, shards_in_order, stacked_shards
 from jaxnet.optimizer import ShardedParams
 from jaxnet.parallel.device_step import Skip, device_step, guard_plan, mean_plan
-from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, leaves_in_order
+from jaxnet.parallel.form import StepOptions, StepPlan, Traffic, leaves_by_path
 from jaxnet.parallel.layout import Layout, sharded_kinds
 from jaxnet.parallel.replicated import shard_mapped
 from jaxnet.parallel.state import TrainState
@@ -96,5 +96,5 @@ class ShardedUpdate:
         planned = sent.collectives + mean_plan(averages, traffic.metrics + traffic.weighted, sizes)
         planned += traffic.norms(ShardedParams(state.params, AXES))
         planned += guard_plan(state.params, AXES, sizes) if self.options.skip else ()
-        leaves = leaves_in_order(state.params, self.options.order)
+        leaves = leaves_by_path(state.params)
         return StepPlan(planned, (1.0,) * len(planned), leaves, sent.buckets, mesh_size(self.mesh))

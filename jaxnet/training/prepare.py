@@ -33,7 +33,7 @@ from jaxnet.comm import (
     split_by_example,
 )
 from jaxnet.config.check import check_config
-from jaxnet.config.fit import bytes_of, check_axes, check_batch, check_fit, check_norm, check_parameters
+from jaxnet.config.fit import bytes_of, check_axes, check_batch, check_fit, check_memory, check_norm, check_parameters
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
 from jaxnet.config.strategy import may_cross, strategy_of
@@ -147,6 +147,7 @@ def prepare(
             compiler=chosen_options(config.compiler_options),
         )
         check_axes(strategy, mesh, variables.params)
+        check_memory(strategy, mesh, variables.params)
         members = config.ensemble.members if config.ensemble.on else None
         form = form_of(
             *(strategy, mesh, options),

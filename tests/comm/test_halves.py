@@ -156,13 +156,14 @@ def test_a_state_that_is_not_of_the_reducer_is_refused():
 
 
 def test_wrong_arguments_are_refused():
-    spec = jax.ShapeDtypeStruct((8,), "float32")
     with pytest.raises(ValueError, match="no tree 'binary'; there are: binomial, chain, chunked_chain, star"):
         rooted("device", tree="binary")
     with pytest.raises(ValueError, match="chunks must be at least 1, got 0"):
         rooted("device", tree="chunked_chain", chunks=0)
     with pytest.raises(ValueError, match="piece_bytes must be at least 1, got 0"):
-        ring("device", piece_bytes=0).plan(spec, {"device": 2})
+        ring("device", piece_bytes=0)
+    with pytest.raises(ValueError, match=r"piece_bytes is 524288.0; wanted a whole number of bytes"):
+        ring("device", piece_bytes=0.5 * comm.MiB)
     with pytest.raises(ValueError, match=r"factors of 'device' must be at least 1, got \(0,\)"):
         factored("device", (0,), ring)
 

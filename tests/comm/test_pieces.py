@@ -102,6 +102,30 @@ def test_a_tree_as_messages_and_back():
         np.testing.assert_array_equal(got, want)
 
 
+def test_messages_of_a_reducer_with_an_order_of_its_own():
+    values = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.arange(3), "c": jnp.arange(2.0)}
+    own = comm.in_order((2, 1, 0), comm.bucketed(comm.all_reduce(*comm.AXES), 16))
+    for order, first in [(None, 1.0), ((2, 0, 1), 1)]:  # "c", and "b", which is last in that order
+        messages = messages_of(own, values, {"host": 2, "device": 1}, order)
+        packed = messages.pack(values)
+        assert packed[0][1] == first
+        assert [message.shape for message in packed] == [spec.shape for spec in messages.specs]
+        for got, want in zip(jax.tree.leaves(messages.unpack(packed)), jax.tree.leaves(values), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("ordered", [comm.in_order, comm.shards_in_order])
+def test_a_plan_numbers_leaves_as_the_tree_does(ordered):
+    spec = {name: jax.ShapeDtypeStruct((size,), "float32") for name, size in [("a", 6), ("b", 2)]}
+    inner = {
+        comm.in_order: comm.bucketed(comm.all_reduce("host"), 8),
+        comm.shards_in_order: comm.sharded("host", bucket_bytes=8),
+    }[ordered]
+    buckets = ordered((1, 0), inner).plan(spec, {"host": 2}).buckets
+    assert buckets.buckets[0].pieces[0].leaf == 1
+    assert buckets.shapes == inner.plan(spec, {"host": 2}).buckets.shapes
+
+
 def test_a_reducer_whose_messages_depend_on_each_other():
     reducer = comm.powersgd(1, comm.bucketed(comm.all_reduce(), None), factors=comm.all_reduce())
     with pytest.raises(ValueError, match="does not sum its messages one by one"):

@@ -145,6 +145,12 @@ def test_a_gradient_that_is_already_summed_is_refused():
         mapped(wrong, grid((2, 4)), P(), P(comm.AXES), P(way.axes))({"w": jnp.ones(3)}, jnp.ones(8))
 
 
+@pytest.mark.parametrize("stages", [("host", ("host", "device")), ("device", comm.ring_halves("device"))])
+def test_an_axis_in_two_stages_is_refused(stages):
+    with pytest.raises(TypeError, match="sharded takes the names of mesh axes, each once"):
+        sharded(*stages, bucket_bytes=None)
+
+
 def test_a_stage_that_leaves_no_shards_is_refused():
     with pytest.raises(ValueError, match=r"rooted_halves\('host'\) leaves the whole sum on a root.*ring_halves"):
         sharded("device", rooted_halves("host"), bucket_bytes=None)

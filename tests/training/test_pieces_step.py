@@ -51,6 +51,12 @@ def test_with_leaves_split_over_buckets_microbatches_a_moving_average_and_clippi
     assert_same(tiny.cnn(), "hierarchical", optimizer=optimizer, **options)
 
 
+def test_a_strategy_with_an_order_of_its_own():
+    buckets = comm.bucketed(comm.all_reduce(*comm.AXES), 1, split=False)
+    leaves = len(jax.tree.leaves(tiny.variables(tiny.cnn()).params))
+    assert_same(tiny.cnn(), comm.Strategy(comm.in_order(range(leaves)[::-1], buckets)))
+
+
 def keeps_old_parameters():
     """SGD whose state holds the parameters of the step before."""
     return optax.GradientTransformation(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxnet import comm
-from jaxnet.config.fit import check_axes
+from jaxnet.config.fit import check_axes, check_memory
 from jaxnet.errors import InputError
 from support import tiny
 
@@ -52,6 +52,22 @@ def test_sums_over_some_axes_are_refused(schedule):
         check_axes(strategy, comm.make_mesh(2), params)
 
 
+def test_means_of_parameters_by_a_reducer_that_remembers_are_refused():
+    """What it has not sent in one round would be missing in the next."""
+    params = {"kernel": jax.ShapeDtypeStruct((40, 30), "float32")}
+    eight, narrow = comm.codecs.int8(), comm.compressed(*comm.AXES, codec=comm.codecs.bfloat16, feedback=False)
+    for reducer, schedule in [
+        (comm.compressed(*comm.AXES, codec=eight), "during"),
+        (comm.all_reduce(*comm.AXES), comm.Averaging(2)),
+        (narrow, comm.Averaging(2)),
+    ]:
+        check_memory(comm.Strategy(comm.bucketed(reducer, None), schedule), comm.make_mesh(2), params)
+    remembers = comm.Strategy(comm.bucketed(comm.compressed(*comm.AXES, codec=eight), None), comm.Averaging(2))
+    check_memory(remembers, comm.make_mesh(1, jax.devices()[:1]), params)
+    with pytest.raises(InputError, match="its reducer remembers what it has not sent"):
+        check_memory(remembers, comm.make_mesh(2), params)
+
+
 def test_a_strategy_is_called_by_its_own_name():
     assert {name: make().name for name, make in comm.STRATEGIES.items()} == {name: name for name in comm.STRATEGIES}
 
@@ -76,6 +92,8 @@ def test_no_bucket_size_is_refused_where_there_is_none(name):
         ("top_k:fraction=0.1:fraction=0.2", "fraction is set twice"),
         ("local_sgd:with_optimizer=1", "with_optimizer=1: wanted true or false"),
         ("per_leaf:before=true", "no setting 'before=true'; wanted key=value of: after=false"),
+        ("torus:piece_bytes=0", "piece_bytes must be at least 1, got 0"),
+        ("mg_wfbp:alpha=-1", "alpha, beta and seconds_per_byte must be at least 0 seconds; got alpha=-1.0"),
         ("flat:rank=2", "wanted key=value of: none"),
         ("ddp:bucket_bytes=4096", "no setting 'bucket_bytes=4096'"),  # a key of the config
     ],
