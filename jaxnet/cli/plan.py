@@ -270,7 +270,7 @@ def _draw_sent(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     from jaxnet.figures import write_figure
     from jaxnet.report import draw_sent
 
-    sent = {row["name"]: row["wire_bytes_per_axis"] for row in rows if "wire_bytes_per_axis" in row}
+    sent = {_called(row): row["wire_bytes_per_axis"] for row in rows if "wire_bytes_per_axis" in row}
     hosts, devices = args.mesh or (2, 4)
     title = f"{args.config.stem}, {hosts} hosts of {devices} devices"
     write_figure(draw_sent(title, sent), args.pictures)
@@ -435,13 +435,17 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
     return rows
 
 
+def _called(row: dict[str, Any]) -> str:
+    return row["name"] or "the config's own"
+
+
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     axes = list(dict.fromkeys(axis for row in rows for axis in row.get("wire_bytes_per_axis", ())))
     heads = "".join(f"{axis:>14}" for axis in axes)
     yield f"{'':<17} {'':<8} {'':>8}  bytes that the busiest device sends in a step over"
     yield f"{'strategy':<17} {'schedule':<8} {'messages':>8}{heads}  of flat"
     for row in rows:
-        start = f"{row['name']:<17} {row['schedule']:<8}"
+        start = f"{_called(row):<17} {row['schedule']:<8}"
         if "messages" not in row:
             yield f"{start} as XLA decides"
             continue

@@ -167,7 +167,8 @@ class _Message(NamedTuple):
 
 
 def _messages(parts: Parts, strategy: Strategy, workload: Workload) -> list[_Message]:
-    reducer = summing_messages(strategy.reducer or BY_XLA, f"strategy={strategy.label} is not predicted")
+    summed = strategy if strategy.reducer else replace(strategy, reducer=BY_XLA)
+    reducer = summing_messages(summed, f"strategy={strategy.label} is not predicted")
     if workload.mesh.size == 1:
         raise InputError(f"strategy={strategy.label} is not predicted: one device sends nothing; take several")
     order, shapes, sizes = workload.order, workload.shapes, workload.mesh.shape

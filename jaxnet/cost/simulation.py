@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnet.comm import DEVICE, HOST, Collective, Reducer, Strategy, messages_of
+from jaxnet.comm import DEVICE, HOST, Averaging, Collective, Reducer, Strategy, messages_of
 from jaxnet.cost.machines import Machine
 from jaxnet.errors import InputError
 
@@ -101,7 +101,7 @@ def simulated(work: Work, strategy: Strategy, machine: Machine, hosts: int, devi
     """A step on `hosts` of so many devices each.
 
     Raises:
-        InputError: the strategy does not sum message by message.
+        InputError: the strategy does not sum message by message, or not in each step.
     """
     count = hosts * devices
     compute = work.seconds * (1 + DEVIATION * math.sqrt(2 * math.log(count)))
@@ -136,7 +136,7 @@ def _last_arrivals(
     work: Work, strategy: Strategy, machine: Machine, sizes: dict[str, int], compute: float
 ) -> tuple[float, float]:
     """Seconds from the step's begin to the last message's end; and if all messages begin after backward."""
-    reducer = summing_messages(strategy.reducer, f"strategy={strategy.label} is not simulated")
+    reducer = summing_messages(strategy, f"strategy={strategy.label} is not simulated")
     if reducer.by_shape:
         raise InputError(
             f"strategy={strategy.label} is not simulated: what it sends follows from the shapes of the parameters, and "
@@ -156,8 +156,14 @@ def _last_arrivals(
     return late if strategy.schedule == "after" else overlapped(compute, begins, stages).arrived, late
 
 
-def summing_messages(reducer: object, otherwise: str) -> Reducer:
-    """The reducer, if it sums message by message; else an InputError that begins with `otherwise`."""
+def summing_messages(strategy: Strategy, otherwise: str) -> Reducer:
+    """What sums gradients in each step, message by message; else an InputError that begins with `otherwise`."""
+    reducer, schedule = strategy.reducer, strategy.schedule
+    if isinstance(schedule, Averaging):
+        raise InputError(
+            f"{otherwise}: its steps are not alike, parameters travel in every {schedule.every}th; try ddp or "
+            "hierarchical"
+        )
     if not isinstance(reducer, Reducer) or reducer.message is None:
         raise InputError(f"{otherwise}: it does not sum message by message; try ddp or hierarchical")
     return reducer

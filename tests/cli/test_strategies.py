@@ -61,6 +61,16 @@ def test_the_table_has_a_line_a_strategy_and_a_column_an_axis(capsys):
     assert [line.split()[0] for line in lines] == list(STRATEGIES)
 
 
+def test_a_strategy_without_a_name_is_the_configs_own(tmp_path, capsys):
+    config = tmp_path / "own.py"
+    config.write_text(
+        "from dataclasses import replace\nfrom configs import digits\nfrom jaxnet.comm import *\n"
+        "def get_config():\n"
+        "    return replace(digits.get_config(), strategy=Strategy(bucketed(all_reduce(*AXES), MiB)))\n"
+    )
+    assert printed(capsys, "--config", str(config), "--mesh", "2x4").splitlines()[-1].startswith("the config's own ")
+
+
 def test_bucket_bytes_reach_the_strategies_that_have_them(capsys):
     rows = json.loads(printed(capsys, "--config", DIGITS, "--json", "bucket_bytes=65536"))
     messages = {row["name"]: row.get("messages") for row in rows}

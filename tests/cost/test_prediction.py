@@ -5,10 +5,10 @@ from itertools import pairwise
 import jax
 import pytest
 
-from jaxnet.comm import AXES, make_mesh
+from jaxnet.comm import AXES, make_mesh, named_strategy
 from jaxnet.cost import prediction
 from jaxnet.cost.measured import measured_parts
-from jaxnet.cost.prediction import Parts, calibrated, predicted_step
+from jaxnet.cost.prediction import Parts, Plan, calibrated, predicted_step
 from jaxnet.cost.workloads import LOSSES, synthetic
 from jaxnet.errors import InputError
 from support.parts import SIZES, parts_of, plan, small_workload
@@ -173,6 +173,11 @@ def test_a_launch_of_priority_takes_time_too(workload):
     parts, each = parts_of(workload, per_byte=0.0), plan("priority:512KiB")
     launched = predicted_step(parts._replace(launch=0.01), each, workload).seconds
     assert launched == pytest.approx(predicted_step(parts, each, workload).seconds + 4 * 0.01)
+
+
+def test_means_of_parameters_are_refused(workload):
+    with pytest.raises(InputError, match="strategy=local_sgd is not predicted: its steps are not alike"):
+        predicted_step(parts_of(workload), Plan(named_strategy("local_sgd")), workload)
 
 
 @pytest.mark.parametrize("label", ["zero", "parameter_server"])

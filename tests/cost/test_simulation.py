@@ -95,6 +95,12 @@ def test_what_does_not_sum_message_by_message_is_refused(name):
         simulated(WORK, named_strategy(name), SLOW, 2, 2)
 
 
+@pytest.mark.parametrize("strategy", [named_strategy("local_sgd"), named_strategy("bmuf:every=4")])
+def test_means_of_parameters_are_refused(strategy):
+    with pytest.raises(InputError, match=r"is not simulated: its steps are not alike, parameters travel in every \dth"):
+        simulated(WORK, strategy, SLOW, 2, 2)
+
+
 # ---- Links take what comes first, one at a time ---------------------------------------------------------
 
 
