@@ -13,7 +13,7 @@ outside in, as the data moves: `during(bucketed(scattered("device", all_reduce("
     by platform             compiler_options, platform_options, chosen_options, as_sent, on_platform, tiled, pipelined
     what was compiled       verify, collectives_in, programs_in, schedule
     the mesh                make_mesh, AXES, replicated, split_by_example, one_per_device, own_device
-    a reducer of your own   Reducer, stateless, expressed, BOUND_AXES, axes_size, same_along; judge tries its laws
+    a reducer of your own   Reducer, ByMessage, stateless, expressed, BOUND_AXES, axes_size, same_along; judge: its laws
     a loop of your own      as_gradient_transformation; untracked, for models whose loops begin with zeros
     a step in pieces        messages_of, lower_launch: several programs, whose sums overlap the computation
 """
@@ -82,6 +82,7 @@ from jaxnet.comm.powersgd import powersgd
 from jaxnet.comm.reducer import (
     BOUND_AXES,
     AxisSizes,
+    ByMessage,
     Collective,
     CollectiveKind,
     Plan,
@@ -217,6 +218,7 @@ __all__ = [  # noqa: RUF022 - in the order of the docstring
     "own_device",
     # A reducer, and a loop, of your own
     "Reducer",
+    "ByMessage",
     "ReduceFn",
     "stateless",
     "expressed",

@@ -18,7 +18,17 @@ from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_group
 from jaxnet.comm.expression import expressed
 from jaxnet.comm.guards import require_sum, require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, plan_in_place, reordered
-from jaxnet.comm.reducer import BOUND_AXES, FIRST_STATE, AxisSizes, Collective, Plan, PyTree, Reducer, require_reducer
+from jaxnet.comm.reducer import (
+    BOUND_AXES,
+    FIRST_STATE,
+    AxisSizes,
+    ByMessage,
+    Collective,
+    Plan,
+    PyTree,
+    Reducer,
+    require_reducer,
+)
 from jaxnet.comm.traffic import buckets_in_flight, tile_elements, wait_in_turn
 
 # ---- Pytrees as messages ----
@@ -143,7 +153,7 @@ def _message_by_message(
         # 4. Back to leaves.
         return jax.tree.unflatten(tree, unpack(buckets, sums)), tuple(states)
 
-    return Reducer(init_fn, reduce_fn, plan_fn, lambda shapes: inner)
+    return Reducer(init_fn, reduce_fn, plan_fn, ByMessage(reduce_fn, lambda shapes: inner))
 
 
 @expressed
@@ -200,7 +210,7 @@ def by_bucket(inner: Reducer, bucket_bytes: int | None) -> Reducer:
         return jax.tree.unflatten(tree, sums), tuple(states)
 
     message = functools.cache(functools.partial(_side_by_side, inner))
-    return Reducer(init_fn, reduce_fn, plan_fn, message, by_shape=inner.by_shape)
+    return Reducer(init_fn, reduce_fn, plan_fn, ByMessage(reduce_fn, message), by_shape=inner.by_shape)
 
 
 def _side_by_side(inner: Reducer, shapes: tuple[tuple[int, ...], ...]) -> Reducer:
@@ -266,7 +276,7 @@ def in_order(order: Sequence[int], inner: Reducer) -> Reducer:
         sums, state = inner.reduce(permuted(grads), state)
         return jax.tree.unflatten(jax.tree.structure(grads), in_place(sums, order)), state
 
-    return inner._replace(
+    return inner.with_same_messages(
         init=lambda shapes, axis_sizes: inner.init(permuted(shapes), axis_sizes),
         reduce=reduce_fn,
         plan=lambda shapes, axis_sizes: plan_in_place(inner.plan(permuted(shapes), axis_sizes), order),
@@ -284,7 +294,7 @@ def after(inner: Reducer) -> Reducer:
     def reduce_fn(grads: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         return inner.reduce(lax.optimization_barrier(grads) if _travels(inner, grads) else grads, state)
 
-    return inner._replace(reduce=reduce_fn)
+    return inner.with_same_messages(reduce=reduce_fn)
 
 
 @expressed
@@ -304,7 +314,7 @@ def during(inner: Reducer) -> Reducer:
         held, _ = lax.optimization_barrier((sums, grads))
         return jax.tree.map(_typed_as, held, sums), state
 
-    return inner._replace(reduce=reduce_fn)
+    return inner.with_same_messages(reduce=reduce_fn)
 
 
 def _travels(reducer: Reducer, grads: PyTree) -> bool:

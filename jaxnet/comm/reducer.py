@@ -242,6 +242,19 @@ class PlanFn(Protocol):
     def __call__(self, shapes: PyTree, axis_sizes: AxisSizes, /) -> Plan: ...
 
 
+class ByMessage(NamedTuple):
+    """How a tree reducer sums each of its messages by itself.
+
+    Attributes:
+        reduce: the function of the tree reducer of which this is true; of one that `_replace` has given another
+            function it is not known.
+        reducer: the bucket reducer that sums a message, from the shapes of the leaves of which it holds something.
+    """
+
+    reduce: ReduceFn
+    reducer: "Callable[[tuple[tuple[int, ...], ...]], Reducer]"
+
+
 class Reducer(NamedTuple):
     """How values are summed over the mesh. It prints as the expression that makes it.
 
@@ -249,9 +262,9 @@ class Reducer(NamedTuple):
         init: makes the state before the first step; see `InitFn`.
         reduce: sums; see `ReduceFn`.
         plan: says what travels; see `PlanFn`.
-        message: of a tree reducer that sums each message by itself, the bucket reducer that does, from the shapes of
-            the leaves of which the message holds something. The state is then a tuple of one state a message, in the
-            order of the plan's buckets. None for a bucket reducer, and where messages depend on each other.
+        by_message: of a tree reducer that sums each message by itself; see `message`. The state is then a tuple of one
+            state a message, in the order of the plan's buckets. None for a bucket reducer, and where messages depend on
+            each other.
         expression: Python that makes it; `expressed` fills it in.
         by_shape: what travels follows from the leaves' shapes, as in `powersgd`, and not from their sizes alone.
     """
@@ -259,9 +272,20 @@ class Reducer(NamedTuple):
     init: InitFn
     reduce: ReduceFn
     plan: PlanFn
-    message: "Callable[[tuple[tuple[int, ...], ...]], Reducer] | None" = None
+    by_message: ByMessage | None = None
     expression: str = ""
     by_shape: bool = False
+
+    @property
+    def message(self) -> "Callable[[tuple[tuple[int, ...], ...]], Reducer] | None":
+        """The bucket reducer of a message, from its leaves' shapes; None where messages are not summed one by one."""
+        by_message = self.by_message
+        return by_message.reducer if by_message and by_message.reduce is self.reduce else None
+
+    def with_same_messages(self, **functions: Any) -> "Reducer":
+        """This with other functions, `reduce` among them, that sum each message as it does."""
+        by_message = self.message and ByMessage(functions["reduce"], self.message)
+        return self._replace(**functions, by_message=by_message)
 
     def __repr__(self) -> str:
         return self.expression or default_text("Reducer", self.reduce)

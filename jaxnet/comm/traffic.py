@@ -27,9 +27,9 @@ import jax
 from jax import lax
 
 from jaxnet.comm.expression import expressed
+from jaxnet.comm.reducer import ByMessage, Reducer
 
 if TYPE_CHECKING:
-    from jaxnet.comm.reducer import Reducer
     from jaxnet.comm.sharded import Sharded
 
 _LANES = 128  # elements of a row of a tile
@@ -123,11 +123,10 @@ def _inside(inner: Any, context: ContextVar[Any], value: Any) -> Any:
 
         return called
 
-    fields = inner._asdict()
-    made: dict[str, Any] = {name: within(field) for name, field in fields.items() if callable(field)}
-    if (message := fields.get("message")) is not None:
+    made: dict[str, Any] = {name: within(field) for name, field in inner._asdict().items() if callable(field)}
+    if isinstance(inner, Reducer) and (message := inner.message):
         alike = functools.cache(lambda reducer: _inside(reducer, context, value))  # equal messages share a program
-        made["message"] = lambda shapes: alike(message(shapes))
+        made["by_message"] = ByMessage(made["reduce"], lambda shapes: alike(message(shapes)))
     return inner._replace(**made)
 
 

@@ -132,6 +132,25 @@ def test_a_reducer_whose_messages_depend_on_each_other():
         messages_of(reducer, [SPEC], {"host": 2, "device": 1})
 
 
+def test_sums_of_another_function_are_not_those_of_the_messages():
+    """A wrapper of one's own around a whole tree: a program that sums messages would leave out what it does."""
+    inner = comm.bucketed(comm.all_reduce(*comm.AXES), 1024)
+    assert inner.message is not None
+    halved = inner._replace(reduce=lambda grads, state: inner.reduce(jax.tree.map(lambda x: x / 2, grads), state))
+    for reducer in (
+        halved,
+        comm.during(halved),
+        comm.after(halved),
+        comm.in_order([0], halved),
+        comm.pipelined(halved),
+    ):
+        assert reducer.message is None
+        with pytest.raises(ValueError, match="does not sum its messages one by one"):
+            messages_of(reducer, [SPEC], {"host": 2, "device": 1})
+    for reducer in (comm.during(inner), comm.after(inner), comm.in_order([0], inner), comm.pipelined(inner)):
+        assert reducer.message is not None
+
+
 def test_what_a_program_computes_counts_for_the_sum_that_follows():
     """Two products before the first all-reduce, one before the second, none before the third."""
     mesh, square = comm.make_mesh(2), jax.ShapeDtypeStruct((8, 8), "float32")
