@@ -127,7 +127,7 @@ def prepare(
     choice = None
     if config.strategy == AUTO and config.transport != "mpi":
         flops = functools.partial(gradient_flops, config.task.loss(model), *variables, batch_shapes)
-        choice = _choice(processes, bytes_of(variables.params), flops if may_cross(config) else None, kept_choice)
+        choice = _choice(processes, variables.params, flops if may_cross(config) else None, kept_choice)
     strategy, mode = strategy_of(config, across, mesh, choice)
     check_norm(config, mode, variables.stats)
 
@@ -204,14 +204,14 @@ def prepare(
 
 def _choice(
     processes: ProcessGroup,
-    gradient_bytes: int,
+    params: Any,
     flops: Callable[[], float] | None,
     kept: Callable[[], Any] | None,
 ) -> Choice:
     """What an earlier attempt chose on such a mesh, so that a run goes on as it began; else a new choice."""
     mesh = processes.mesh
     found = None if kept is None else kept_for(mesh, processes.broadcast_object(kept))
-    return found or choose(mesh, gradient_bytes, flops)
+    return found or choose(mesh, bytes_of(params), flops, tensors=len(jax.tree.leaves(params)))
 
 
 def _ranks() -> int:

@@ -92,11 +92,11 @@ def test_computation_is_counted_forward_and_backward():
 @pytest.mark.parametrize("may_cross", [True, False])
 def test_of_a_workload_it_is_what_a_run_would_choose(may_cross, monkeypatch):
     given = []
-    monkeypatch.setattr(choice, "choose", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(choice, "choose", lambda *arguments, tensors: given.append((*arguments, tensors)))
     workload = replace(named_workload("dense", make_mesh(2)), may_cross=may_cross)
     choice_of(workload)
-    [(mesh, gradient_bytes, flops)] = given
-    assert (mesh, gradient_bytes) == (workload.mesh, 8 * 1024 * 1024 * 4)
+    [(mesh, gradient_bytes, flops, tensors)] = given
+    assert (mesh, gradient_bytes, tensors) == (workload.mesh, 8 * 1024 * 1024 * 4, 8)
     layers = 8 * 3 - 1  # products: forward and two backward, but for the gradient of the first layer's inputs
     if may_cross:
         assert flops() == layers * 2 * 1024 * 1024 * workload.global_batch["x"].shape[0]
@@ -128,9 +128,12 @@ def test_hierarchical_must_save_enough(size, milliseconds, chosen, why, monkeypa
 
     monkeypatch.setattr(choice, "measured_row", row)
     monkeypatch.setattr(choice, "_ways_differ", lambda mesh: True)
-    found = choose(make_mesh(2), size)
+    found = choose(make_mesh(2), size, tensors=10)
     assert (found.label, sizes) == (f"{chosen}:4MiB", [min(size, 4 * MiB)] * 2)
     assert found.why == f"over this link {why} less on"
+    waits = choose(make_mesh(2), size, tensors=9)  # of a MiB each, or one message, which leaves when backward ends
+    assert waits.label == (f"{chosen}:after=true:4MiB" if size > 4 * MiB else f"{chosen}:4MiB")
+    assert kept_for(make_mesh(2), waits._asdict()) == waits
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
