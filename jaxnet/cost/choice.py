@@ -52,8 +52,8 @@ _SAVED_A_MIB, _SAVED = 2.0, 3.0
 # 0.95 at 35, 0.99 to 1.03 at 18, 1.01 to 1.13 at 9.
 _SLOW_SECONDS = 0.025
 # Mean bytes of a tensor from which messages wait for the end of backward, between processes of several devices. A step
-# that waits over one that does not, `ddp` through loopback and `hierarchical` at 1 Gbit/s: dense (4 MiB) 0.91 and 0.96,
-# vgg (6.7) 0.89 and 0.96, odd (7.1) 0.94 and 0.93, resnet50 (0.6) 1.15 and 1.13.
+# that waits over one that does not, `ddp` through loopback and `hierarchical` at 1 Gbit/s: dense (4 MiB) 0.91 and 0.97,
+# vgg (6.7) 0.89 and 0.92, odd (7.1) 0.94 and 1.00, resnet50 (0.6) 1.15 and 1.13.
 _LARGE = 1 * MiB
 _PRODUCT = 768  # rows and columns of the factors by whose product a processor's rate is measured
 _BESIDE = "buckets of 4 MiB travel beside backward, and no gradient is cut"
@@ -127,9 +127,7 @@ def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = 
     why = f"over this link {found}; hierarchical pays from {enough:.0f} ms less on"
     name = "hierarchical" if ddp - hierarchical >= enough else "ddp"
     if gradient_bytes > _BUCKET and gradient_bytes >= tensors * _LARGE:
-        return Choice(
-            where, f"{name}:after=true", _BUCKET, f"{why}; tensors are large, so that messages follow backward"
-        )
+        name, why = f"{name}:after=true", f"{why}; tensors are large, so that messages follow backward"
     return Choice(where, name, _BUCKET, why)
 
 
