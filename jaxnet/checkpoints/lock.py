@@ -97,6 +97,10 @@ class Owner(NamedTuple):
             return None
         return started(self.pid) == self.started != ""
 
+    def is_here(self) -> bool:
+        """Return whether it is on this machine, since the machine was started."""
+        return self.boot == self.this(locked=False).boot != ""
+
     def __str__(self) -> str:
         user, host, since = (printable(text, _MOST_CHARACTERS) for text in (self.user, self.host, self.since))
         return f"process {self.pid} of user {user} on host {host} since {since}"
@@ -204,12 +208,13 @@ class Lock:
         path = self._path(newest, _HELD)
         if path.name in names:
             owner = Owner.read(path)
-            if self._lives(path, owner):
+            copied = owner is not None and _is_copied(path, owner)
+            if not copied and self._lives(path, owner):
                 raise InputError(
                     f"{self._directory} is in use by {owner or 'another run'}; stop that run, wait for its end, or "
                     "give another directory with --workdir"
                 )
-            if owner is not None and _is_copied(path, owner):
+            if copied:
                 self._say(f"{self._directory} was copied from that of {owner}; taking over the copy")
             elif path.exists():
                 self._say(f"{self._directory} was left by {owner or 'a run'}, which has ended; taking over")
@@ -240,13 +245,11 @@ class Lock:
                     (self._place / name).unlink()
 
     def _lives(self, path: Path, owner: Owner | None) -> bool:
-        if owner is not None and _is_copied(path, owner):
-            return False
         if owner is not None and (runs := owner.runs()) is not None:
             return runs
         # Ask flock only about this machine. A file server keeps the lock of a host that died: NFSv4 for 90 s, NFSv3
         # until that host is back.
-        here = owner is None or owner.boot == Owner.this(locked=False).boot != ""
+        here = owner is None or owner.is_here()
         free = _can_be_locked(path)
         if here and free is False:
             return True
@@ -289,12 +292,11 @@ def _is_copied(path: Path, owner: Owner) -> bool:
 
     Both must say so: a file system may number its files anew, and a file server may lose its locks.
     """
-    here = owner.boot == Owner.this(locked=False).boot != ""
     try:
         another = owner.file not in (0, path.stat().st_ino)
     except OSError:
         return False
-    return here and owner.locked and another and _can_be_locked(path) is True
+    return another and owner.locked and owner.is_here() and _can_be_locked(path) is True
 
 
 def _can_be_locked(path: Path) -> bool | None:

@@ -113,8 +113,13 @@ def start(experiment: Experiment, restored: Restored | None) -> Start:
         return Start(state, 0, GuardState(), True, weights=weights)
     require_same_classes(experiment.tests, restored)
     chosen_anew = _other_choice(experiment, restored)
-    others = _other_batch_size(config, restored), _other_examples(experiment, restored), chosen_anew
-    for changed in filter(None, [other_decoder(config, restored.extra), *others]):
+    changes = [
+        other_decoder(config, restored.extra),
+        _other_batch_size(config, restored),
+        _other_examples(experiment, restored),
+        chosen_anew,
+    ]
+    for changed in filter(None, changes):
         _say(experiment.processes)(changed)
     state = experiment.layout.cut(restored.state)
     owes_evaluation = bool(restored.extra.get(_OWES_EVALUATION))
@@ -252,8 +257,8 @@ class Saver(Observer):
         self._experiment, self._checkpoints, self._guard, self._ledger = experiment, checkpoints, guard, ledger
         self._best = best
         config = experiment.config
-        self._constant = {"config": flatten(config), _EXAMPLES: _examples(experiment), **decoder(config)}
-        self._constant[_CHOSEN] = _chosen(experiment)
+        saved = {"config": flatten(config), _EXAMPLES: _examples(experiment), _CHOSEN: _chosen(experiment)}
+        self._constant = {**saved, **decoder(config)}
         if inputs is not None:
             self._constant[_INPUTS] = inputs.as_json()
         else:

@@ -216,7 +216,8 @@ def test_the_best_state_is_chosen_by_the_tasks_metric(tmp_path):
     tested = {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
     kept = {int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()}
     best = min(tested, key=tested.__getitem__)
-    assert kept == {best, max(tested)}, tested
+    assert best < max(tested), tested
+    assert kept == {best, max(tested)}
 
 
 # ---- What cannot be is refused before the first step -------------------------------------------------------
