@@ -77,10 +77,11 @@ def run(argv: Sequence[str]) -> int:
     from jaxnet.cli.launch import add_lab, add_launch
     from jaxnet.cli.models import add_import, add_models
     from jaxnet.cli.new import add_new
-    from jaxnet.cli.plan import add_plan, add_strategies
+    from jaxnet.cli.plan import add_plan
     from jaxnet.cli.predict import add_export, add_predict
     from jaxnet.cli.report import add_report, add_timeline
     from jaxnet.cli.simulate import add_simulate
+    from jaxnet.cli.strategies import add_strategies
     from jaxnet.cli.train import add_train
     from jaxnet.cli.tune import add_tune
     from jaxnet.command_line import Parser, check_device_variable

@@ -87,7 +87,7 @@ def test_the_bytes_are_drawn(tmp_path, capsys):
 
 
 def test_drawings_of_all_but_xla(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxnet.cli.plan.emulate_devices", lambda *_: None)  # eight are there
+    monkeypatch.setattr("jaxnet.cli.strategies.emulate_devices", lambda *_: None)  # eight are there
     assert run(["strategies", "--drawings", f"{tmp_path}/drawn", "--mesh", "2x2"]) == 0
     assert capsys.readouterr().out == f"27 drawings in {tmp_path}/drawn\n"
     assert (tmp_path / "drawn/torus.svg").read_text().startswith("<svg ")
