@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxnet.comm.buckets import BucketPlan, Leaf, pack, plan_buckets, plan_groups, require_cap, unpack
 from jaxnet.comm.expression import expressed
-from jaxnet.comm.guards import require_sum, require_summable, require_varying, same_along, varying_axes
+from jaxnet.comm.guards import require_count, require_sum, require_summable, require_varying, same_along, varying_axes
 from jaxnet.comm.order import Groups, in_place, plan_in_place, reordered
 from jaxnet.comm.reducer import (
     BOUND_AXES,
@@ -110,8 +110,8 @@ def _message_by_message(
     inner: Reducer, layout: Callable[[Sequence[Leaf], int], BucketPlan], in_flight: int | None = None
 ) -> Reducer:
     """The tree reducer that sums each message of `layout(leaves, multiple)` with `inner`."""
-    if in_flight is not None and in_flight < 1:
-        raise ValueError(f"in_flight must be at least 1, got {in_flight}")
+    if in_flight is not None:
+        require_count(in_flight, "in_flight")
 
     def buckets_of(leaves: Sequence[Leaf], axis_sizes: AxisSizes) -> BucketPlan:
         """The plan of the messages, padded so that `inner` takes them."""

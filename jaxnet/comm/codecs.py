@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnet.comm.expression import default_text, expressed
-from jaxnet.comm.guards import require_functions
+from jaxnet.comm.guards import require_count, require_functions
 
 # ---- The contract ----
 
@@ -163,12 +163,6 @@ def block_count(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def require_block(block: int) -> None:
-    """Raise ValueError unless a block has at least one element."""
-    if block < 1:
-        raise ValueError(f"block must be at least 1 element, got {block}")
-
-
 # ---- Narrower floats ----
 
 
@@ -229,7 +223,7 @@ def int8(block: int = 256) -> Codec:
     magnitude; the largest itself is exact, but for a last bit where XLA multiplies by 1/127. A block that is all below
     1.5e-36 is sent as 0. A block with a NaN or an infinity has no finite element left.
     """
-    require_block(block)
+    require_count(block, "block")
 
     def encode(message: jax.Array) -> tuple[jax.Array, ...]:
         rows = in_blocks(message, block)
@@ -268,7 +262,7 @@ def one_bit(block: int = 1024) -> Codec:
     what is sent, so never longer than the message. Needs feedback. A NaN or an infinity replaces all elements of
     its sign in its block (NaN counts as negative).
     """
-    require_block(block)
+    require_count(block, "block")
 
     def encode(message: jax.Array) -> tuple[jax.Array, ...]:
         positive = message >= 0

@@ -8,6 +8,7 @@ itself. A reducer on top would multiply by the number of devices, with no error.
 import functools
 import inspect
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -17,7 +18,15 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-# ---- Dtypes and shapes ----
+# ---- Counts, dtypes and shapes ----
+
+
+def require_count(value: int, name: str) -> None:
+    """Raise ValueError, which names it, unless this is a whole number from 1 on."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} is {value!r}; wanted a whole number from 1 on")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def require_functions(value: Any, names: Sequence[str], wanted: str, got: str) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxnet.comm.bucketed import bucketed
 from jaxnet.comm.expression import expressed
-from jaxnet.comm.guards import LOSSY, require_varying, varying_along, varying_axes, without_derivative
+from jaxnet.comm.guards import LOSSY, require_count, require_varying, varying_along, varying_axes, without_derivative
 from jaxnet.comm.reducer import BOUND_AXES, AxisSizes, Collective, Plan, PyTree, Reducer, devices_joined
 
 _SAVING = 2  # a leaf travels as factors if they have at most 1/2 of its elements, as in PyTorch's hook
@@ -63,8 +63,7 @@ def powersgd(rank: int, inner: Reducer, factors: Reducer) -> Reducer:
     >>> [collective.elements for collective in reducer.plan([kernel, bias], {"host": 2}).collectives]
     [2304, 512, 128]
     """
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
+    require_count(rank, "rank")
     together = bucketed(factors, bucket_bytes=None)
 
     def split(tree: PyTree, axis_sizes: AxisSizes) -> tuple[_Matrices, PyTree]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from jaxnet.comm.as_html import html_code, html_line
 from jaxnet.comm.bucketed import after, during, in_order
+from jaxnet.comm.guards import require_count
 from jaxnet.comm.reducer import Reducer
 from jaxnet.comm.sharded import Sharded, shards_in_order
 
@@ -76,10 +77,11 @@ class Averaging:
     block: BlockFilter | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.synchronous_steps < 0 or self.synchronous_steps % self.every:
+        require_count(self.every, "averaging: every")
+        if self.synchronous_steps < 0 or self.synchronous_steps % self.every:
             raise ValueError(
-                "averaging: every must be at least 1 and synchronous_steps a multiple of it, so that rounds end at "
-                f"multiples of every; got every={self.every}, synchronous_steps={self.synchronous_steps}"
+                "averaging: synchronous_steps must be 0 or a multiple of every, so that rounds end at multiples of "
+                f"every; got every={self.every}, synchronous_steps={self.synchronous_steps}"
             )
 
     __repr__ = _changed

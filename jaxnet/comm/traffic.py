@@ -27,6 +27,7 @@ import jax
 from jax import lax
 
 from jaxnet.comm.expression import expressed
+from jaxnet.comm.guards import require_count
 from jaxnet.comm.reducer import ByMessage, Reducer
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ def _within_tiles(inner: Any, tile: int = _TILE) -> Any:
 
 
 def _within_pipeline(inner: Any, in_flight: int = _IN_FLIGHT) -> Any:
-    if in_flight < 1:
-        raise ValueError(f"pipelined: in_flight must be at least 1, got {in_flight}")
+    require_count(in_flight, "pipelined: in_flight")
     return _inside(inner, _in_flight, in_flight)
 
 

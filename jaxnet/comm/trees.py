@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxnet.comm.expression import expressed
+from jaxnet.comm.guards import require_count
 from jaxnet.comm.halves import IDENTITY, Halves, Round, bracket, permuted_halves
 from jaxnet.comm.reducer import AxisSizes, Plan, PyTree, Reducer
 from jaxnet.comm.topology import Axis, Line, Permutation, among_roots
@@ -78,8 +79,7 @@ def rooted_halves(axis: Axis, *, tree: Tree = "binomial", chunks: int = 8, piece
     """
     if tree not in get_args(Tree):
         raise ValueError(f"no tree {tree!r}; there are: {', '.join(get_args(Tree))}")
-    if chunks < 1:
-        raise ValueError(f"chunks must be at least 1, got {chunks}")
+    require_count(chunks, "chunks")
     chunks = chunks if tree == "chunked_chain" else 1
 
     def permutes(size: int, elements: int) -> list[Round]:

@@ -106,12 +106,20 @@ def test_an_axis_that_is_not_there_is_named(make):
         bucketed(make("hosts"), None).plan([jax.ShapeDtypeStruct((8,), "float32")], {"host": 2, "device": 2})
 
 
+PACKED = bucketed(all_reduce("host"), None)
 MADE_WRONG = {
     "not called": (lambda: bucketed(all_reduce, MiB), "takes a reducer, .* got the function all_reduce: call it"),
     "no reducer": (lambda: scattered("device", "host"), "a sum over 'device' takes a reducer, .* got a str"),
     "half a MiB": (lambda: bucketed(all_reduce("host"), 0.5 * MiB), "bucket_bytes is 524288.0; wanted a whole number"),
     "as text": (lambda: bucketed(all_reduce("host"), None, first_bucket_bytes="1MiB"), "first_bucket_bytes is '1MiB'"),
     "nothing": (lambda: bucketed(all_reduce("host"), 0), "bucket_bytes must be at least 1, got 0"),
+    "half a bucket in flight": (lambda: bucketed(all_reduce("host"), None, in_flight=1.5), "in_flight is 1.5; wanted"),
+    "half a column": (
+        lambda: comm.powersgd(2.5, PACKED, all_reduce("host")),
+        "rank is 2.5; wanted a whole number from 1 on",
+    ),
+    "half a step": (lambda: comm.Averaging(every=2.5), "averaging: every is 2.5; wanted a whole number from 1 on"),
+    "half an element": (lambda: codecs.int8(block=1.5), "block is 1.5; wanted a whole number from 1 on"),
     "codec by name": (lambda: comm.compressed("host", codec="int8"), "wanted a codec, .* got 'int8'"),
     "codec uncalled": (lambda: comm.compressed("host", codec=codecs.int8), "got the function int8: call it"),
     "axes in one": (lambda: all_reduce(comm.AXES), r"names of mesh axes, .* got \('host', 'device'\)"),

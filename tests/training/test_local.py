@@ -379,7 +379,14 @@ def test_a_step_in_another_mode_is_refused():
         tiny.setup(tiny.cnn(), "local_sgd", mode="pmap")
 
 
-@pytest.mark.parametrize(("every", "synchronous"), [(0, 0), (8, 12), (8, -8)])
-def test_rounds_end_at_multiples(every, synchronous):
-    with pytest.raises(ValueError, match="synchronous_steps a multiple of it"):
+@pytest.mark.parametrize(
+    ("every", "synchronous", "said"),
+    [
+        (0, 0, "every must be at least 1, got 0"),
+        (8, 12, "synchronous_steps must be 0 or a multiple of every.*got every=8, synchronous_steps=12"),
+        (8, -8, "synchronous_steps must be 0 or a multiple of every.*got every=8, synchronous_steps=-8"),
+    ],
+)
+def test_rounds_end_at_multiples(every, synchronous, said):
+    with pytest.raises(ValueError, match=said):
         post_local_sgd(every, synchronous)
