@@ -231,17 +231,24 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
     emulate_devices(hosts, devices)
 
     from jaxnet.config.file import load_config
+    from jaxnet.parallel import averaged_state
 
     config = load_config(args.config, *args.overrides)
     experiment = prepared(config, emulated_mesh(args, config))
-    shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
+    state = experiment.layout.whole_shapes
+    shapes = jax.tree.leaves(state.params)
     shapes = [shapes[index] for index in experiment.form.options.order or range(len(shapes))]
-    rows = _planned(config, shapes, experiment.mesh, experiment.total_steps)
+    rows = _planned(config, shapes, averaged_state(state.optimizer), experiment.mesh, experiment.total_steps)
     return rows, _table(rows)
 
 
-def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> list[dict[str, Any]]:
-    """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`."""
+def _planned(
+    config: "Config", shapes: list[Any], optimizer: list[Any], mesh: "Mesh", steps: int
+) -> list[dict[str, Any]]:
+    """What each strategy sends of leaves of these shapes, in backward order; bytes are means over a run of `steps`.
+
+    Strategies that average the optimizer's state, too, send its leaves of the shapes `optimizer` with the parameters.
+    """
     from jaxnet.comm import (
         AUTO,
         STRATEGIES,
@@ -266,13 +273,17 @@ def _planned(config: "Config", shapes: list[Any], mesh: "Mesh", steps: int) -> l
     for strategy in strategies:
         row = _row(strategy)
         if strategy.reducer is not None:
-            collectives = as_sent(strategy.reducer.plan(shapes, sizes).collectives, platform)
-            schedule = strategy.schedule
-            share = schedule.exchanges_per_step(steps) if isinstance(schedule, Averaging) else 1.0
-            sent = {axis: round(share * given) for axis, given in wire_bytes_per_axis(collectives).items()}
+            gradients = means = as_sent(strategy.reducer.plan(shapes, sizes).collectives, platform)
+            of_gradients, of_means = 1.0, 0.0
+            if isinstance(averaging := strategy.schedule, Averaging):
+                of_gradients, of_means = averaging.synchronous_share(steps), averaging.averaging_share(steps)
+                if averaging.with_optimizer:
+                    means = as_sent(strategy.reducer.plan([*shapes, *optimizer], sizes).collectives, platform)
+            shares = [of_gradients] * len(gradients) + [of_means] * len(means)
+            sent = wire_bytes_per_axis([*gradients, *means], shares)
             total = sum(sent.values())
             row |= {
-                "messages": len(collectives),
+                "messages": len(means),
                 "wire_bytes_per_axis": sent,
                 "wire_bytes_per_step": total,
                 "ratio_to_flat": total / least if least else None,

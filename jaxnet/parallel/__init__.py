@@ -15,6 +15,7 @@ from jaxnet.parallel.form import Traffic as Traffic
 from jaxnet.parallel.hybrid import ShardedDense as ShardedDense
 from jaxnet.parallel.layout import Layout as Layout
 from jaxnet.parallel.local import LocalUpdate as LocalUpdate
+from jaxnet.parallel.local import averaged_state as averaged_state
 from jaxnet.parallel.pieces import StepInPieces as StepInPieces
 from jaxnet.parallel.replicated import Replicated as Replicated
 from jaxnet.parallel.sharded import ShardedUpdate as ShardedUpdate

@@ -279,6 +279,12 @@ def _is_float(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
+def averaged_state(optimizer_state: PyTree) -> list[Any]:
+    """The leaves of an optimizer's state that `with_optimizer` averages: floats, without what is block-filtered."""
+    own, _ = _parted(optimizer_state)
+    return _floats(own)
+
+
 def _floats(optimizer_state: PyTree) -> list[Any]:
     return [leaf for leaf in jax.tree.leaves(optimizer_state) if _is_float(leaf)]
 
@@ -298,5 +304,5 @@ def _parted(optimizer_state: PyTree) -> tuple[PyTree, BlockFilterState | None]:
 def exchanged(state: TrainState, averaging: Averaging, metrics: int) -> Exchange:
     """Shapes of what travels at the end of a round, for whole states of these shapes and so many metrics."""
     scalars = [jax.ShapeDtypeStruct((), "float32")] * metrics
-    own, _ = _parted(state.optimizer)
-    return Exchange(state.params, state.stats, scalars, _floats(own) if averaging.with_optimizer else [])
+    floats = averaged_state(state.optimizer) if averaging.with_optimizer else []
+    return Exchange(state.params, state.stats, scalars, floats)

@@ -51,6 +51,14 @@ def test_parameters_that_travel_every_eight_steps_count_an_eighth(rows):
     )
 
 
+def test_an_optimizer_that_is_averaged_travels_too(capsys):
+    given = "local_sgd:with_optimizer=true"
+    rows = {row["name"]: row for row in json.loads(printed(capsys, "--config", DIGITS, "--json", f"strategy={given}"))}
+    assert rows[given]["wire_bytes_per_step"] == pytest.approx(
+        3 * rows["local_sgd"]["wire_bytes_per_step"], rel=1e-3
+    )  # AdamW keeps two means of as many elements
+
+
 def test_what_xla_sends_is_not_known(rows):
     assert "messages" not in rows["xla"]
 
