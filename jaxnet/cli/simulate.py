@@ -133,7 +133,9 @@ def _show_machine(args: argparse.Namespace) -> int:
 
     prepare_compilers()
     machine, hosts, devices = machine_named(args.on)
-    work, strategies, assumed = _config_work(args, machine, hosts * devices) if args.config else _zoo_work(args)
+    work, strategies, assumed = (
+        _config_work(args, machine, hosts * devices) if args.config else _zoo_work(args, machine)
+    )
     rows = {
         label: [
             _row(args, found, each[0])
@@ -219,15 +221,30 @@ def _draw(paths: Sequence[Path], title: str, rows: _Rows, best: dict[tuple[int, 
     write_figure(draw_scaling(Scaling(title, curves, curve(first, "limit"), unhidden), best), paths)
 
 
-def _zoo_work(args: argparse.Namespace) -> "tuple[Work, dict[str, Strategy], str]":
+def _strategies(
+    given: "Sequence[str | Strategy]", machine: "Machine", bucket_bytes: int | None = None
+) -> "dict[str, Strategy]":
+    """Strategies by label; 'auto' is what it is on such a machine."""
+    from jaxnet.comm import AUTO
+    from jaxnet.cost.accelerators import ACCELERATORS
+    from jaxnet.cost.step_bench import labelled_strategy
+
+    platform = ACCELERATORS[machine.name].platform if machine.name in ACCELERATORS else "gpu"
+    strategies: dict[str, Strategy] = {}
+    for each in given:
+        made = labelled_strategy(each, bucket_bytes, platform=platform) if isinstance(each, str) else each
+        label = each if isinstance(each, str) else each.label
+        strategies[f"auto ({made.name})" if label == AUTO else label] = made
+    return strategies
+
+
+def _zoo_work(args: argparse.Namespace, machine: "Machine") -> "tuple[Work, dict[str, Strategy], str]":
     """A network of the zoo at a measured rate, and the strategies."""
     from jaxnet.cost.papers import layers_of
     from jaxnet.cost.simulation import Work
-    from jaxnet.cost.step_bench import labelled_strategy
     from jaxnet.models.zoo import ZOO, nearest
 
-    names = args.strategy or ["hierarchical"]
-    strategies = {name: labelled_strategy(name, platform="gpu") for name in names}
+    strategies = _strategies(args.strategy or ["hierarchical"], machine)
     if args.model not in ZOO:
         raise InputError(f"--model {args.model}: there is no such network; {nearest(args.model)}")
     work = Work(args.model, layers_of(args.model), args.batch, args.rate, args.dtype or "float32")
@@ -237,20 +254,13 @@ def _zoo_work(args: argparse.Namespace) -> "tuple[Work, dict[str, Strategy], str
 def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "tuple[Work, dict[str, Strategy], str]":
     """What one device does of a config, its strategies, and where its rate is from."""
     from jaxnet.cli.plan import source_for_plan
-    from jaxnet.comm import AUTO
     from jaxnet.config.file import load_config
     from jaxnet.cost.accelerators import ACCELERATORS
     from jaxnet.cost.simulation import Work
-    from jaxnet.cost.step_bench import labelled_strategy
     from jaxnet.training.scaling import compiled_rate, network_of
 
     config = load_config(args.config, *args.overrides)
-    platform = ACCELERATORS[machine.name].platform if machine.name in ACCELERATORS else "gpu"
-    strategies: dict[str, Strategy] = {}
-    for given in args.strategy or [config.strategy]:
-        made = labelled_strategy(given, config.bucket_bytes, platform=platform) if isinstance(given, str) else given
-        label = given if isinstance(given, str) else given.label
-        strategies[f"auto ({made.name})" if label == AUTO else label] = made
+    strategies = _strategies(args.strategy or [config.strategy], machine, config.bucket_bytes)
     if (batch := args.batch or config.batch_size // count) < 1:
         raise InputError(
             f"batch_size={config.batch_size}: {count:,} devices cannot share it; make it larger, or give --batch N for "

@@ -89,6 +89,15 @@ def test_slices_of_tpus(capsys):
     assert [line.split()[0] for line in lines[4:-1]] == ["1", "2", "4", "8", "16", "32"]
 
 
+def test_auto_of_a_network_of_the_zoo_is_that_of_the_machine(capsys):
+    def strategy_on(machine):
+        given = ["--model", "alexnet", "--batch", "64", "--rate", "1e3", "--strategy", "auto", "--on", machine]
+        return printed(capsys, "simulate", *given).splitlines()[2]
+
+    assert strategy_on("v5e:4x4/2") == "strategy auto (ddp)"
+    assert strategy_on("h100:2x8") == "strategy auto (hierarchical)"
+
+
 def test_a_paper_is_drawn_beside_what_was_measured(capsys, tmp_path):
     printed(capsys, "simulate", "--paper", "goyal_256", "--png", f"{tmp_path}/paper.png")
     assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
