@@ -260,6 +260,11 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
     from jaxnet.training.scaling import compiled_rate, network_of
 
     config = load_config(args.config, *args.overrides)
+    if config.shard_dense:
+        raise InputError(
+            f"shard_dense={','.join(config.shard_dense)} is not simulated: activations travel in place of the "
+            "gradients of cut kernels; leave shard_dense out, or see `jaxnet plan`"
+        )
     strategies = _strategies(args.strategy or [config.strategy], machine, config.bucket_bytes)
     if (batch := args.batch or config.batch_size // count) < 1:
         raise InputError(

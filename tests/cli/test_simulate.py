@@ -135,6 +135,7 @@ def test_the_furthest_numbers_give_numbers(small, large, capsys):
         ([*CONFIG[1:], "--model", "alexnet"], "give one of the two"),
         ([*GIVEN[1:], "strategy=ddp"], "strategy=ddp: give --config FILE too"),
         ([*CONFIG[1:], "batch_size=31"], "32 devices cannot share it"),
+        ([*CONFIG[1:], "shard_dense=dense_0,dense_1"], "shard_dense=dense_0,dense_1 is not simulated"),
         ([*CONFIG[1:3], "--on", "v100-edr:4x8"], "no compiler here knows a v100-edr; give --rate R"),
         (["--paper", "goyal_256", "--paper", "s_caffe_reduction"], "s_caffe_reduction: it has sizes of messages"),
         (["--paper", "all", "--rate", "3"], "leave --rate out"),
