@@ -81,7 +81,9 @@ def test_bucket_bytes_reach_the_strategies_that_have_them(capsys):
 def test_the_bytes_are_drawn(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     printed(capsys, "--config", DIGITS, "--svg", f"{tmp_path}/sent.svg")
-    assert "<svg" in (tmp_path / "sent.svg").read_text()
+    assert "digits, 2 hosts of 4 devices" in (tmp_path / "sent.svg").read_text()
+    printed(capsys, "--config", DIGITS, "--svg", f"{tmp_path}/sent.svg", "hosts=4")
+    assert "digits, 4 hosts of 2 devices" in (tmp_path / "sent.svg").read_text()
     message = refused(lambda: run(["strategies", "--png", f"{tmp_path}/sent.png"]), capsys)
     says(message, ["--png: give --config FILE too"])
 
