@@ -234,6 +234,11 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[st
     from jaxnet.config.file import load_config
 
     config = load_config(args.config, *args.overrides)
+    if config.shard_dense:
+        raise InputError(
+            f"shard_dense={','.join(config.shard_dense)}: strategies are compared as they send whole gradients, and "
+            "those of cut kernels do not travel; leave shard_dense out, or see `jaxnet plan`"
+        )
     experiment = prepared(config, emulated_mesh(args, config))
     shapes = jax.tree.leaves(experiment.layout.whole_shapes.params)
     shapes = [shapes[index] for index in experiment.form.options.order or range(len(shapes))]

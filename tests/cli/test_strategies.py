@@ -61,6 +61,11 @@ def test_the_table_has_a_line_a_strategy_and_a_column_an_axis(capsys):
     assert [line.split()[0] for line in lines] == list(STRATEGIES)
 
 
+def test_gradients_that_do_not_travel_whole_are_not_compared(capsys):
+    given = ["strategies", "--config", DIGITS, "shard_dense=dense_0,dense_1"]
+    says(refused(lambda: run(given), capsys), ["shard_dense=dense_0,dense_1: ", "leave shard_dense out"])
+
+
 def test_a_strategy_without_a_name_is_the_configs_own(tmp_path, capsys):
     config = tmp_path / "own.py"
     config.write_text(
