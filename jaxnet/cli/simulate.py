@@ -72,7 +72,10 @@ def add_simulate(commands: Commands) -> None:
     )
     parser.add_argument("--examples", type=_number, metavar="N", help="of the whole run: also hours and device-hours")
     parser.add_argument(
-        "--failure-hours", type=_number, metavar="H", help="a host fails once in so many hours: also goodput"
+        "--failure-hours",
+        type=_number,
+        metavar="H",
+        help="a host, of TPUs one of four chips, fails once in so many hours: also goodput",
     )
     parser.add_argument(
         "--save-seconds", type=_number, metavar="S", help="training waits so long for a save; default 10"
@@ -138,7 +141,7 @@ def _show_machine(args: argparse.Namespace) -> int:
     )
     rows = {
         label: [
-            _row(args, found, each[0])
+            _row(args, found, machine.computers(*each))
             for each, found in _scaled(work, strategy, machine, (hosts, devices), strong=args.strong)
         ]
         for label, strategy in strategies.items()
@@ -291,14 +294,14 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
     return Work(args.config.stem, layers, batch, rate, args.dtype or dtype), strategies, assumed
 
 
-def _row(args: argparse.Namespace, found: "Simulated", hosts: int) -> dict[str, float]:
-    """A step on so many hosts; with the hours of the whole run, and what failures leave of them."""
+def _row(args: argparse.Namespace, found: "Simulated", computers: int) -> dict[str, float]:
+    """A step on so many computers; with the hours of the whole run, and what failures leave of them."""
     from jaxnet.cost.simulation import upkeep
 
     row: dict[str, float] = found._asdict()
     goodput = 1.0
     if args.failure_hours:
-        kept = upkeep(hosts, 3600 * args.failure_hours, args.save_seconds or 10.0, args.restart_seconds or 120.0)
+        kept = upkeep(computers, 3600 * args.failure_hours, args.save_seconds or 10.0, args.restart_seconds or 120.0)
         goodput = kept.goodput
         row |= {"save_every_seconds": kept.interval, "goodput": goodput}
     if args.examples:

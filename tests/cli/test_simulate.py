@@ -6,6 +6,7 @@ import math
 import pytest
 
 from jaxnet.cli.main import run
+from jaxnet.cost.simulation import upkeep
 from jaxnet.errors import InputError
 from support.programs import ROOT
 
@@ -52,6 +53,15 @@ def test_hours_and_failures_are_columns(capsys):
     *_, heads, one, two, four, eight, sixteen, _ = printed(capsys, *GIVEN, *run_of).splitlines()
     assert heads.split()[-3:] == ["goodput", "hours", "device-hours"]
     assert all(len(line) == len(heads) for line in (one, two, four, eight, sixteen))
+
+
+def test_a_tpu_slice_fails_as_often_as_its_hosts_of_four_chips_do(capsys):
+    given = ["--model", "alexnet", "--batch", "64", "--rate", "1e3", "--failure-hours", "1000", "--on", "v5e:4x4/2"]
+    rows = json.loads(printed(capsys, "simulate", *given, "--json"))["rows"]
+    computers = {1: 1, 2: 1, 4: 1, 8: 2, 16: 4, 32: 8}
+    for row in rows:
+        assert row["save_every_seconds"] == upkeep(computers[row["devices"]], 3.6e6, 10.0, 120.0).interval
+    assert [row["devices"] for row in rows] == list(computers)
 
 
 def test_a_config_names_its_network_batch_and_strategy(capsys):
