@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxnet.command_line import Parser
+    from jaxnet.config.run import Config
     from jaxnet.cost.workloads import Workload
 
 
@@ -261,9 +262,11 @@ def run_step(args: argparse.Namespace) -> int:
         labelled_strategy(label, args.bucket_bytes)
     check_workload(args)
     mesh = start_mesh(args, "bench step")
-    platform = platform_of(mesh)
-    strategies = {label: labelled_strategy(label, args.bucket_bytes, platform) for label in args.strategy}
-    report = bench_steps(asked_workload(args, mesh), strategies, args.rounds, args.steps_per_round, args.trace)
+    config, platform = asked_config(args), platform_of(mesh)
+    bucket_bytes = args.bucket_bytes or (config.bucket_bytes if config else None)
+    strategies = {label: labelled_strategy(label, bucket_bytes, platform) for label in args.strategy}
+    workload = asked_workload(args, config, mesh)
+    report = bench_steps(workload, strategies, args.rounds, args.steps_per_round, args.trace)
     print_once(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.pictures and is_first():
         write_figure(draw_steps(report), args.pictures)
@@ -282,18 +285,25 @@ def check_workload(args: argparse.Namespace) -> None:
         raise InputError("--config has a model and a batch of its own: leave --model out, and set batch_size=N")
 
 
-def asked_workload(args: argparse.Namespace, mesh: "Mesh") -> "Workload":
-    """The built-in workload, or that of the config."""
+def asked_config(args: argparse.Namespace) -> "Config | None":
+    """The config; None for a built-in workload. It is loaded when devices are there, for its file may use them."""
+    if args.config is None:
+        return None
+    from jaxnet.config.file import load_config
+
+    return load_config(args.config, *args.overrides)
+
+
+def asked_workload(args: argparse.Namespace, config: "Config | None", mesh: "Mesh") -> "Workload":
+    """That of the config, or the built-in workload."""
     from jaxnet.cost.workloads import named_workload
 
-    if args.config is None:
+    if config is None:
         return named_workload(args.model or "dense", mesh, args.batch)
 
     from jaxnet.comm import HOST
-    from jaxnet.config.file import load_config
     from jaxnet.training.prepare import workload_of
 
-    config = load_config(args.config, *args.overrides)
     hosts = mesh.shape[HOST]
     if config.hosts not in (None, hosts):
         raise InputError(f"hosts={config.hosts}: the mesh has {hosts}; leave hosts out, and give --mesh HxD")

@@ -72,7 +72,10 @@ def add_simulate(commands: Commands) -> None:
     )
     parser.add_argument("--examples", type=_number, metavar="N", help="of the whole run: also hours and device-hours")
     parser.add_argument(
-        "--failure-hours", type=_number, metavar="H", help="a host fails once in so many hours: also goodput"
+        "--failure-hours",
+        type=_number,
+        metavar="H",
+        help="a host, of TPUs one of four chips, fails once in so many hours: also goodput",
     )
     parser.add_argument(
         "--save-seconds", type=_number, metavar="S", help="training waits so long for a save; default 10"
@@ -133,10 +136,12 @@ def _show_machine(args: argparse.Namespace) -> int:
 
     prepare_compilers()
     machine, hosts, devices = machine_named(args.on)
-    work, strategies, assumed = _config_work(args, machine, hosts * devices) if args.config else _zoo_work(args)
+    work, strategies, assumed = (
+        _config_work(args, machine, hosts * devices) if args.config else _zoo_work(args, machine)
+    )
     rows = {
         label: [
-            _row(args, found, each[0])
+            _row(args, found, machine.computers(*each))
             for each, found in _scaled(work, strategy, machine, (hosts, devices), strong=args.strong)
         ]
         for label, strategy in strategies.items()
@@ -219,15 +224,30 @@ def _draw(paths: Sequence[Path], title: str, rows: _Rows, best: dict[tuple[int, 
     write_figure(draw_scaling(Scaling(title, curves, curve(first, "limit"), unhidden), best), paths)
 
 
-def _zoo_work(args: argparse.Namespace) -> "tuple[Work, dict[str, Strategy], str]":
+def _strategies(
+    given: "Sequence[str | Strategy]", machine: "Machine", bucket_bytes: int | None = None
+) -> "dict[str, Strategy]":
+    """Strategies by label; 'auto' is what it is on such a machine."""
+    from jaxnet.comm import AUTO
+    from jaxnet.cost.accelerators import ACCELERATORS
+    from jaxnet.cost.step_bench import labelled_strategy
+
+    platform = ACCELERATORS[machine.name].platform if machine.name in ACCELERATORS else "gpu"
+    strategies: dict[str, Strategy] = {}
+    for each in given:
+        made = labelled_strategy(each, bucket_bytes, platform=platform) if isinstance(each, str) else each
+        label = each if isinstance(each, str) else each.label
+        strategies[f"auto ({made.name})" if label == AUTO else label] = made
+    return strategies
+
+
+def _zoo_work(args: argparse.Namespace, machine: "Machine") -> "tuple[Work, dict[str, Strategy], str]":
     """A network of the zoo at a measured rate, and the strategies."""
     from jaxnet.cost.papers import layers_of
     from jaxnet.cost.simulation import Work
-    from jaxnet.cost.step_bench import labelled_strategy
     from jaxnet.models.zoo import ZOO, nearest
 
-    names = args.strategy or ["hierarchical"]
-    strategies = {name: labelled_strategy(name, platform="gpu") for name in names}
+    strategies = _strategies(args.strategy or ["hierarchical"], machine)
     if args.model not in ZOO:
         raise InputError(f"--model {args.model}: there is no such network; {nearest(args.model)}")
     work = Work(args.model, layers_of(args.model), args.batch, args.rate, args.dtype or "float32")
@@ -237,20 +257,18 @@ def _zoo_work(args: argparse.Namespace) -> "tuple[Work, dict[str, Strategy], str
 def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "tuple[Work, dict[str, Strategy], str]":
     """What one device does of a config, its strategies, and where its rate is from."""
     from jaxnet.cli.plan import source_for_plan
-    from jaxnet.comm import AUTO
     from jaxnet.config.file import load_config
     from jaxnet.cost.accelerators import ACCELERATORS
     from jaxnet.cost.simulation import Work
-    from jaxnet.cost.step_bench import labelled_strategy
     from jaxnet.training.scaling import compiled_rate, network_of
 
     config = load_config(args.config, *args.overrides)
-    platform = ACCELERATORS[machine.name].platform if machine.name in ACCELERATORS else "gpu"
-    strategies: dict[str, Strategy] = {}
-    for given in args.strategy or [config.strategy]:
-        made = labelled_strategy(given, config.bucket_bytes, platform=platform) if isinstance(given, str) else given
-        label = given if isinstance(given, str) else given.label
-        strategies[f"auto ({made.name})" if label == AUTO else label] = made
+    if config.shard_dense:
+        raise InputError(
+            f"shard_dense={','.join(config.shard_dense)} is not simulated: activations travel in place of the "
+            "gradients of cut kernels; leave shard_dense out, or see `jaxnet plan`"
+        )
+    strategies = _strategies(args.strategy or [config.strategy], machine, config.bucket_bytes)
     if (batch := args.batch or config.batch_size // count) < 1:
         raise InputError(
             f"batch_size={config.batch_size}: {count:,} devices cannot share it; make it larger, or give --batch N for "
@@ -276,14 +294,14 @@ def _config_work(args: argparse.Namespace, machine: "Machine", count: int) -> "t
     return Work(args.config.stem, layers, batch, rate, args.dtype or dtype), strategies, assumed
 
 
-def _row(args: argparse.Namespace, found: "Simulated", hosts: int) -> dict[str, float]:
-    """A step on so many hosts; with the hours of the whole run, and what failures leave of them."""
+def _row(args: argparse.Namespace, found: "Simulated", computers: int) -> dict[str, float]:
+    """A step on so many computers; with the hours of the whole run, and what failures leave of them."""
     from jaxnet.cost.simulation import upkeep
 
     row: dict[str, float] = found._asdict()
     goodput = 1.0
     if args.failure_hours:
-        kept = upkeep(hosts, 3600 * args.failure_hours, args.save_seconds or 10.0, args.restart_seconds or 120.0)
+        kept = upkeep(computers, 3600 * args.failure_hours, args.save_seconds or 10.0, args.restart_seconds or 120.0)
         goodput = kept.goodput
         row |= {"save_every_seconds": kept.interval, "goodput": goodput}
     if args.examples:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxnet.cli.plan import add_on, cluster_of, emulated_mesh, prepared, source_for_plan
@@ -69,10 +69,11 @@ def run_strategies(args: argparse.Namespace) -> int:
         if args.on is not None:
             return _strategies_on(args)
         say_progress("preparing the run, and planning every strategy")
-        rows, lines = _for_config(args)
+        rows, sizes = _for_config(args)
+        lines = _table(rows)
         end_progress()
         if args.pictures:
-            _draw_sent(args, rows)
+            _draw_sent(args, rows, sizes)
     else:
         if args.mesh or args.on or args.overrides or args.pictures:
             given = _without_config(args)
@@ -112,13 +113,12 @@ def _draw_strategies(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw_sent(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def _draw_sent(args: argparse.Namespace, rows: list[dict[str, Any]], sizes: Mapping[str, int]) -> None:
     from jaxnet.figures import write_figure
     from jaxnet.report import draw_sent
 
     sent = {_called(row): row["wire_bytes_per_axis"] for row in rows if "wire_bytes_per_axis" in row}
-    hosts, devices = args.mesh or (2, 4)
-    title = f"{args.config.stem}, {hosts} hosts of {devices} devices"
+    title = "{}, {host} hosts of {device} devices".format(args.config.stem, **sizes)
     write_figure(draw_sent(title, sent), args.pictures)
 
 
@@ -224,7 +224,8 @@ def _row(strategy: "Strategy") -> dict[str, Any]:
     }
 
 
-def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterator[str]]:
+def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The rows of a config's model, and the sizes of the mesh's axes."""
     import jax
 
     hosts, devices = args.mesh or (2, 4)
@@ -234,12 +235,17 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Iterato
     from jaxnet.parallel import averaged_state
 
     config = load_config(args.config, *args.overrides)
+    if config.shard_dense:
+        raise InputError(
+            f"shard_dense={','.join(config.shard_dense)}: strategies are compared as they send whole gradients, and "
+            "those of cut kernels do not travel; leave shard_dense out, or see `jaxnet plan`"
+        )
     experiment = prepared(config, emulated_mesh(args, config))
     state = experiment.layout.whole_shapes
     shapes = jax.tree.leaves(state.params)
     shapes = [shapes[index] for index in experiment.form.options.order or range(len(shapes))]
     rows = _planned(config, shapes, averaged_state(state.optimizer), experiment.mesh, experiment.total_steps)
-    return rows, _table(rows)
+    return rows, dict(experiment.mesh.shape)
 
 
 def _planned(

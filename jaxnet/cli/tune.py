@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxnet.cli.bench import add_workload, asked_workload, check_workload, is_first, print_once, run_in_job, start_mesh
+from jaxnet.cli.bench import (
+    add_workload,
+    asked_config,
+    asked_workload,
+    check_workload,
+    is_first,
+    print_once,
+    run_in_job,
+    start_mesh,
+)
 from jaxnet.command_line import Commands, given_path
 from jaxnet.errors import InputError
 
@@ -69,7 +78,8 @@ def run_tune(args: argparse.Namespace) -> int:
     check_workload(args)
     if args.slower and not args.profile:
         raise InputError("--slower: give --profile FILE too, in which `jaxnet tune` has kept what it measured")
-    workload = asked_workload(args, start_mesh(args, "tune"))
+    mesh = start_mesh(args, "tune")
+    workload = asked_workload(args, asked_config(args), mesh)
     kept, key = None, ""
     if args.profile:
         key = key_of(workload)

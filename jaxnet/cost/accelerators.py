@@ -225,6 +225,11 @@ class Cluster:
         return self.sizes[-1] if self.accelerator.platform == "gpu" else math.prod(self.sizes)
 
     @property
+    def host_bounds(self) -> tuple[int, int]:
+        """Chips of a TPU's host along the first two dims: 2 x 2, or what there is."""
+        return min(2, self.sizes[0]), min(2, self.sizes[1])
+
+    @property
     def near_rate(self) -> float:
         """Bytes/s that a device sends to those near; half of it in a TPU slice whose links close no rings."""
         open_torus = self.accelerator.platform == "tpu" and not all(self.closed)
@@ -273,7 +278,7 @@ class Cluster:
         """Chips of a host, links that close a ring, slices: as the makers' slices have them."""
         options: dict[str, Any] = {
             "chip_config_name": self.accelerator.description["chip"],
-            "chips_per_host_bounds": [min(2, self.sizes[0]), min(2, self.sizes[1]), 1],
+            "chips_per_host_bounds": [*self.host_bounds, 1],
             "wrap": [*self.closed, False][:3],
         }
         return {**options, "num_slices": self.slices} if self.slices > 1 else options

@@ -74,9 +74,11 @@ def load(found: FoundCollective, cluster: Cluster, places: Sequence[Place]) -> L
     near = 1 if found.transport == "dcn" else min(_near(party) for party in parties)
     latency = cluster.accelerator.latency
     if near < size:
-        # What k devices of a host send together to another host shares their k connections to the network.
+        # What k devices of a host send together to another host shares their k connections to the network. But of an
+        # all-to-all each sends by its own connection what is for other hosts.
         inside = sent / cluster.near_rate if near > 1 else 0.0
-        return Load(("far",), sent, latency[1] + max(inside, sent / (near * cluster.accelerator.far)))
+        outside = sent * (size - near) / (size - 1) if found.kind == "all-to-all" else sent / near
+        return Load(("far",), sent, latency[1] + max(inside, outside / cluster.accelerator.far))
     if cluster.accelerator.platform == "gpu" or size < 2:
         return Load(("near",), sent, latency[0] + sent / cluster.near_rate)
     links, slowdown = _in_torus(found, [[place.chip for place in party] for party in parties], cluster)

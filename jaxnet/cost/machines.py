@@ -8,6 +8,7 @@ A link is what carries a message: `near` between the devices of a host or of a T
 Rates are the makers'; what a collective reaches of them is `EFFICIENCY`, the same for all machines.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Machine:
         far: between hosts; all devices of a host share it.
         source: of the rates.
         dims: of the torus that near devices form; 1: a ring.
+        computer: devices of a computer, which fails by itself, where a host is a TPU slice of several; 0: all.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Machine:
     far: Link
     source: str
     dims: int = 1
+    computer: int = 0
 
     def hosts(self, devices: int) -> tuple[int, int]:
         """How many hosts have so many devices, and how many each: as few hosts as there can be.
@@ -93,6 +96,14 @@ class Machine:
         """
         inside = min(devices, self.devices)
         return devices // inside, inside
+
+    def computers(self, hosts: int, devices: int) -> int:
+        """Of how many computers so many hosts of so many devices are.
+
+        >>> machine_named("v5e:16x16/4")[0].computers(4, 256), MACHINES["h100"].computers(4, 8)
+        (256, 4)
+        """
+        return hosts * math.ceil(devices / (self.computer or self.devices))
 
     def near_hops(self, devices: int) -> float:
         """From one of so many near devices to all others, one after another: around a ring along each dim.
@@ -188,4 +199,5 @@ def _slices(cluster: Cluster) -> Machine:
     kind, chips = cluster.accelerator, cluster.near_devices
     title = f"slices of {'x'.join(map(str, cluster.sizes))} {kind.title}"
     near, far = Link("ici", cluster.near_rate), Link("dcn", kind.far * chips)
-    return Machine(kind.name, title, chips, near, far, "jax-ml/scaling-book", kind.dims)
+    computer = math.prod(cluster.host_bounds)
+    return Machine(kind.name, title, chips, near, far, "jax-ml/scaling-book", kind.dims, computer)

@@ -112,6 +112,8 @@ def as_json(parts: Parts) -> dict[str, Any]:
 def as_parts(said: object) -> Parts:
     """Parts from plain values; ValueError: what is missing, or of another type."""
     kept = record_of(_Kept, said)
+    if empty := [way.kind for way in kept.curves if not way.medians]:
+        raise ValueError(f"its {empty[0]} has no medians")
     curves = {
         (way.kind, tuple(way.axes)): Curve({int(size): each for size, each in way.medians.items()}, way.line)
         for way in kept.curves

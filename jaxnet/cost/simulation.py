@@ -183,7 +183,7 @@ def stage(collective: Collective, machine: Machine, sizes: dict[str, int]) -> tu
     """Which link a collective takes, 'near' or 'far', and for how many seconds.
 
     What all devices of a host send at once to other hosts shares the host's link. A collective over all devices is a
-    ring that leaves each host once.
+    ring that leaves each host once; of an all-to-all, what each of a host's devices sends to others' leaves it.
     """
     hosts = sizes[HOST] if HOST in collective.axes else 1
     devices = sizes[DEVICE] if DEVICE in collective.axes else 1
@@ -194,7 +194,9 @@ def stage(collective: Collective, machine: Machine, sizes: dict[str, int]) -> tu
     inside = machine.near.seconds(collective.wire_bytes, inside_hops) if devices > 1 else 0.0
     if hosts == 1:
         return "near", inside
-    at_once = sizes[DEVICE] if devices == 1 else 1
+    at_once: float = sizes[DEVICE] if devices == 1 else 1
+    if collective.kind == "all-to-all":
+        at_once *= devices * (collective.size - devices) / (collective.size - 1)
     return "far", max(inside, machine.far.seconds(at_once * collective.wire_bytes, hops))
 
 

@@ -159,7 +159,8 @@ def _labels(workload: Workload, default: str, bucket_sizes: Sequence[str], *, wa
 
 def is_enough(parts: Parts, plans: Mapping[str, Plan], workload: Workload) -> bool:
     """Whether all plans can be predicted from what was measured, by a version that may have had fewer."""
-    return ways_of((plan.strategy for plan in plans.values()), workload) <= parts.curves.keys()
+    ways = ways_of((plan.strategy for plan in plans.values()), workload)
+    return ways <= parts.curves.keys() and len(parts.ready) == len(workload.shapes)
 
 
 def predict(workload: Workload, parts: Parts) -> Tuned | None:

@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from jaxnet.cli.main import run
-from jaxnet.comm import KiB
+from jaxnet.comm import KiB, named_strategy
 from jaxnet.cost import collectives
 from jaxnet.cost.shapes import SIZES, Sizes
+from jaxnet.errors import InputError
 from jaxnet.report import read_traces, timeline
-from support.programs import launch
+from support.programs import ROOT, launch
 from support.refusals import every, refused, says
 
 COLLECTIVES = ["bench", "collectives", "--mesh", "2x4", "--bytes", "100,4KiB", "--iterations", "2"]
@@ -107,6 +108,20 @@ def test_steps_as_json(capsys):
     assert status_of([*STEP, "--strategy", "flat", "--json"]) == 0
     [line] = json.loads(capsys.readouterr().out)["figures"]
     assert (line["label"], line["schedule"], line["ratio"], len(line["rounds_ms"])) == ("flat", "after", 1.0, 2)
+
+
+def test_buckets_have_the_size_of_the_config_unless_another_is_given(monkeypatch):
+    timed = {}
+
+    def enough(workload, strategies, *_):
+        timed.update(strategies)
+        raise InputError("enough")
+
+    monkeypatch.setattr("jaxnet.cost.step_bench.bench_steps", enough)
+    asked = ["--config", str(ROOT / "configs/digits.py"), "--strategy", "ddp", "batch_size=8", "bucket_bytes=65536"]
+    for more, size in (([], 64 * KiB), (["--bucket-bytes", "4KiB"], 4 * KiB)):
+        assert status_of(["bench", "step", "--mesh", "2x4", *asked, *more]) == 2
+        assert timed["ddp"].expression == named_strategy("ddp", size).expression
 
 
 JAXNET = [sys.executable, "-m", "jaxnet"]

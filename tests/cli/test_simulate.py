@@ -6,6 +6,7 @@ import math
 import pytest
 
 from jaxnet.cli.main import run
+from jaxnet.cost.simulation import upkeep
 from jaxnet.errors import InputError
 from support.programs import ROOT
 
@@ -54,6 +55,15 @@ def test_hours_and_failures_are_columns(capsys):
     assert all(len(line) == len(heads) for line in (one, two, four, eight, sixteen))
 
 
+def test_a_tpu_slice_fails_as_often_as_its_hosts_of_four_chips_do(capsys):
+    given = ["--model", "alexnet", "--batch", "64", "--rate", "1e3", "--failure-hours", "1000", "--on", "v5e:4x4/2"]
+    rows = json.loads(printed(capsys, "simulate", *given, "--json"))["rows"]
+    computers = {1: 1, 2: 1, 4: 1, 8: 2, 16: 4, 32: 8}
+    for row in rows:
+        assert row["save_every_seconds"] == upkeep(computers[row["devices"]], 3.6e6, 10.0, 120.0).interval
+    assert [row["devices"] for row in rows] == list(computers)
+
+
 def test_a_config_names_its_network_batch_and_strategy(capsys):
     about, _, strategy, *_ = printed(capsys, *CONFIG, "batch_size=1024").splitlines()
     assert about.startswith("digits, batch 32 a device, on 8 NVIDIA H100")
@@ -87,6 +97,15 @@ def test_slices_of_tpus(capsys):
     assert lines[0].endswith("on slices of 4x4 TPU v5e: jax-ml/scaling-book")
     assert lines[2] == "strategy auto (ddp)"
     assert [line.split()[0] for line in lines[4:-1]] == ["1", "2", "4", "8", "16", "32"]
+
+
+def test_auto_of_a_network_of_the_zoo_is_that_of_the_machine(capsys):
+    def strategy_on(machine):
+        given = ["--model", "alexnet", "--batch", "64", "--rate", "1e3", "--strategy", "auto", "--on", machine]
+        return printed(capsys, "simulate", *given).splitlines()[2]
+
+    assert strategy_on("v5e:4x4/2") == "strategy auto (ddp)"
+    assert strategy_on("h100:2x8") == "strategy auto (hierarchical)"
 
 
 def test_a_paper_is_drawn_beside_what_was_measured(capsys, tmp_path):
@@ -126,6 +145,7 @@ def test_the_furthest_numbers_give_numbers(small, large, capsys):
         ([*CONFIG[1:], "--model", "alexnet"], "give one of the two"),
         ([*GIVEN[1:], "strategy=ddp"], "strategy=ddp: give --config FILE too"),
         ([*CONFIG[1:], "batch_size=31"], "32 devices cannot share it"),
+        ([*CONFIG[1:], "shard_dense=dense_0,dense_1"], "shard_dense=dense_0,dense_1 is not simulated"),
         ([*CONFIG[1:3], "--on", "v100-edr:4x8"], "no compiler here knows a v100-edr; give --rate R"),
         (["--paper", "goyal_256", "--paper", "s_caffe_reduction"], "s_caffe_reduction: it has sizes of messages"),
         (["--paper", "all", "--rate", "3"], "leave --rate out"),

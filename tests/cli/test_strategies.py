@@ -69,6 +69,11 @@ def test_the_table_has_a_line_a_strategy_and_a_column_an_axis(capsys):
     assert [line.split()[0] for line in lines] == list(STRATEGIES)
 
 
+def test_gradients_that_do_not_travel_whole_are_not_compared(capsys):
+    given = ["strategies", "--config", DIGITS, "shard_dense=dense_0,dense_1"]
+    says(refused(lambda: run(given), capsys), ["shard_dense=dense_0,dense_1: ", "leave shard_dense out"])
+
+
 def test_a_strategy_without_a_name_is_the_configs_own(tmp_path, capsys):
     config = tmp_path / "own.py"
     config.write_text(
@@ -89,7 +94,9 @@ def test_bucket_bytes_reach_the_strategies_that_have_them(capsys):
 def test_the_bytes_are_drawn(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     printed(capsys, "--config", DIGITS, "--svg", f"{tmp_path}/sent.svg")
-    assert "<svg" in (tmp_path / "sent.svg").read_text()
+    assert "digits, 2 hosts of 4 devices" in (tmp_path / "sent.svg").read_text()
+    printed(capsys, "--config", DIGITS, "--svg", f"{tmp_path}/sent.svg", "hosts=4")
+    assert "digits, 4 hosts of 2 devices" in (tmp_path / "sent.svg").read_text()
     message = refused(lambda: run(["strategies", "--png", f"{tmp_path}/sent.png"]), capsys)
     says(message, ["--png: give --config FILE too"])
 

@@ -134,3 +134,13 @@ def test_between_slices_the_network_is_taken():
     for collective in (found(groups=across), found(transport="dcn")):
         taken = taken_by(collective, TWO_SLICES)
         assert (taken.links, taken.bytes) == (("far",), 4 * 2**20)
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_of_an_all_to_all_each_device_sends_what_is_for_other_hosts_by_its_own_connection(hosts):
+    """Counted device by device: each has an equal part of its message for each."""
+    cluster = Cluster.named(f"h100:{hosts}x8")
+    leaving = sum(4 * 2**20 / cluster.devices for receiver in range(cluster.devices) if receiver // 8 != 0)
+    taken = taken_by(found("all-to-all"), cluster)
+    assert taken.links == ("far",)
+    assert taken.seconds == pytest.approx(cluster.accelerator.latency[1] + leaving / cluster.accelerator.far)

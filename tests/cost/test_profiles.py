@@ -64,6 +64,7 @@ def test_a_measurement_is_of_one_optimizer_and_size_of_images_too():
         ("{", "is no file of `jaxnet tune --profile`"),
         ('{"a": 1}', "of 'a'"),
         (json.dumps({"a": as_json(PARTS) | {"share": "much"}}), "its share is 'much'"),
+        (json.dumps({"a": as_json(PARTS)}).replace('{"65536": 0.002}', "{}"), "its reduce-scatter has no medians"),
     ],
 )
 def test_what_is_no_profile_is_refused_and_stays(tmp_path, text, words):

@@ -35,6 +35,7 @@ def test_what_an_older_version_has_measured_may_be_too_little(workload):
     assert is_enough(parts, plans, workload)
     less = {way: curve for way, curve in parts.curves.items() if way[0] != "reduce-scatter"}
     assert not is_enough(parts._replace(curves=less), plans, workload)
+    assert not is_enough(parts._replace(ready=parts.ready[:-1]), plans, workload)
 
 
 def test_every_plan_is_a_candidate_once(workload):
