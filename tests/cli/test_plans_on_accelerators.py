@@ -101,6 +101,21 @@ def test_the_microbatches_with_which_it_fits_are_found(tiny, on_cpus, monkeypatc
     assert (fits["microbatches"], fits["temporary"]) == (4, 2**12)
 
 
+def test_a_step_that_the_compiler_finds_too_large_is_tried_with_more_microbatches(tiny, on_cpus, monkeypatch, capsys):
+    real, tries = Experiment.compiled, []
+
+    def too_large(self, options=None):
+        tries.append(self.config.microbatches)
+        if self.config.microbatches < 4:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+        return real(self)
+
+    monkeypatch.setattr(Experiment, "compiled", too_large)
+    words = "RESOURCE_EXHAUSTED: Ran out of memory on HBM; it fits with microbatches=4: "
+    assert words in refused(lambda: run(["plan", "--config", tiny, "--on", "v5e:2x2"]), capsys)
+    assert tries == [1, 2, 4]
+
+
 def test_what_only_a_device_could_try_is_left_out_and_said(tiny, on_cpus, monkeypatch, capsys):
     real, given = Experiment.compiled, []
 
