@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jaxnet import report
-from jaxnet.comm import Check, CompilerOption, has_bucket_size
+from jaxnet.comm import Check, CompilerOption, has_bucket_size, mesh_size
 from jaxnet.config.run import Config
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.cost.links import places_of
@@ -178,13 +178,16 @@ def forecasts(
 
 
 def less_memory(config: Config, cluster: Cluster, source: Source | None = None) -> tuple[int, Memory] | None:
-    """The fewest microbatches, doubled from those of the config, with which a step fits, and what it then needs.
+    """The fewest microbatches with which a step fits, and what it then needs; each number tried is at least doubled.
 
-    None if the examples of a device are used up before. Compiles a step for each number that it tries.
+    None if the examples of a device are used up before, which must be a multiple. Compiles a step for each number.
     """
-    mesh, count = cluster.mesh(config.hosts), config.microbatches
-    while True:
-        count *= 2
+    mesh, tried = cluster.mesh(config.hosts), config.microbatches
+    parts = config.batch_size // (mesh_size(mesh) * config.task.group)  # of a device's examples, at most
+    for count in (count for count in range(2 * tried, parts + 1) if parts % count == 0):
+        if count < 2 * tried:
+            continue
+        tried = count
         try:
             made = forecast(prepare(dataclasses.replace(config, microbatches=count), mesh, source=source), cluster)
         except TooLarge:
@@ -193,6 +196,7 @@ def less_memory(config: Config, cluster: Cluster, source: Source | None = None) 
             return None
         if made.memory.fits:
             return count, made.memory
+    return None
 
 
 def _memory(compiled: jax.stages.Compiled, cluster: Cluster) -> Memory:

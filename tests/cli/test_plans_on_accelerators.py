@@ -101,6 +101,17 @@ def test_the_microbatches_with_which_it_fits_are_found(tiny, on_cpus, monkeypatc
     assert (fits["microbatches"], fits["temporary"]) == (4, 2**12)
 
 
+def test_microbatches_divide_a_share_that_is_no_power_of_two(tiny, on_cpus, monkeypatch, capsys):
+    tries = iter([2**31, 2**21, 2**12])
+    real = forecast._memory
+    monkeypatch.setattr(
+        forecast, "_memory", lambda *given: dataclasses.replace(real(*given), temporary=next(tries), limit=2**20)
+    )
+    assert run(["plan", "--config", tiny, "--on", "v5e:2x2", "--json", "batch_size=60", "data.num_train=60"]) == 0
+    fits = json.loads(capsys.readouterr().out)["fits_with"]
+    assert (fits["microbatches"], fits["temporary"]) == (15, 2**12)  # after 3: a device has 15 examples
+
+
 def test_a_step_that_the_compiler_finds_too_large_is_tried_with_more_microbatches(tiny, on_cpus, monkeypatch, capsys):
     real, tries = Experiment.compiled, []
 
