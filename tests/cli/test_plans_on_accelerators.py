@@ -190,6 +190,12 @@ def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
         Cluster.named("h100:2x8").mesh()
 
 
+def test_a_slice_whose_hosts_would_not_be_whole_is_no_matter_of_the_compiler():
+    words = r"^--on v5e:3x5: wanted 1 or even numbers for the first two sizes: a host has 2 x 2 chips$"
+    with pytest.raises(InputError, match=words):
+        Cluster.named("v5e:3x5").mesh()
+
+
 def test_photos_that_are_not_here_are_planned_by_their_shapes(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     config = "configs/cifar10_resnet20.py"
