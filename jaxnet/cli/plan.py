@@ -37,6 +37,7 @@ examples:
   jaxnet plan --config configs/digits.py --svg plan.svg strategy=hierarchical bucket_bytes=65536
   jaxnet plan --config configs/imagenet_resnet50.py --on h100:2x8 --png step.png batch_size=2048
 """
+_TOO_LARGE = "it does not fit: compiling it with more microbatches"
 
 
 def add_plan(commands: Commands) -> None:
@@ -129,7 +130,7 @@ def _run_on(args: argparse.Namespace) -> int:
     from jaxnet.config.file import load_config
     from jaxnet.figures import write_figure
     from jaxnet.report import draw
-    from jaxnet.training.forecast import forecast, less_memory
+    from jaxnet.training.forecast import TooLarge, fitting_text, forecast, less_memory
     from jaxnet.training.prepare import prepare
 
     config = load_config(args.config, *args.overrides)
@@ -137,12 +138,17 @@ def _run_on(args: argparse.Namespace) -> int:
     say_progress("preparing the run")
     experiment = prepare(config, cluster.mesh(config.hosts), source=source)
     say_progress(f"compiling the step for {cluster}; for a large network that takes a minute or more")
-    made = forecast(experiment, cluster)
+    try:
+        made = forecast(experiment, cluster)
+    except TooLarge as error:  # there is no program to show
+        say_progress(_TOO_LARGE)
+        found = fitting_text(less_memory(config, cluster, source))
+        raise InputError(f"{str(error).removesuffix('.')}; {found}") from error
     if args.pictures:
         write_figure(draw(made.picture), args.pictures)
     less = None
     if not made.memory.fits:
-        say_progress("it does not fit: compiling it with more microbatches")
+        say_progress(_TOO_LARGE)
         less = less_memory(config, cluster, source)
     end_progress()
     if args.json:
@@ -151,8 +157,7 @@ def _run_on(args: argparse.Namespace) -> int:
         return 0
     print(made)
     if not made.memory.fits:
-        with_less = "no number of microbatches" if less is None else f"microbatches={less[0]}: {less[1]}"
-        print(f"it fits with {with_less}")
+        print(fitting_text(less))
     return 0
 
 

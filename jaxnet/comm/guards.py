@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 # ---- Counts, dtypes and shapes ----
 
 
-def require_count(value: int, name: str) -> None:
+def require_count(value: Any, name: str) -> None:
     """Raise ValueError, which names it, unless this is a whole number from 1 on."""
     if not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}; wanted a whole number from 1 on")

@@ -258,6 +258,10 @@ class Cluster:
         from jax.experimental import topologies
 
         kind = self.accelerator
+        if kind.platform == "tpu" and any(size % 2 and size > 1 for size in self.sizes[:2]):
+            raise InputError(
+                f"--on {self.name}: wanted 1 or even numbers for the first two sizes: a host has 2 x 2 chips"
+            )
         named = (
             {"platform": "cuda", "topology": f"{self.sizes[0]}x1x{self.sizes[1]}", "target_config": _target(kind)}
             if kind.platform == "gpu"

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jaxnet import report
-from jaxnet.comm import Check, CompilerOption, has_bucket_size
+from jaxnet.comm import Check, CompilerOption, has_bucket_size, mesh_size
 from jaxnet.config.run import Config
 from jaxnet.cost.accelerators import Cluster
 from jaxnet.cost.links import places_of
@@ -26,6 +26,11 @@ from jaxnet.training.plan import RunPlan, explained, size_text
 from jaxnet.training.prepare import prepare
 
 _UNTRIED_TILES = "Couldn't find output tile sizes"  # what XLA says where only a device could tell which fit
+_NO_MEMORY = "RESOURCE_EXHAUSTED"
+
+
+class TooLarge(InputError):
+    """A compiler makes no program of a step that needs more memory than a device has, as that of TPUs does not."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,7 @@ def forecast(experiment: Experiment, cluster: Cluster) -> Forecast:
     """Compile the step of an experiment on `cluster`'s mesh, and read what came out.
 
     Raises:
+        TooLarge: the compiler makes no program that fits.
         InputError: the compiler refuses the program, or the devices lack what an option wants.
     """
     if "sparse_cores" in experiment.config.compiler_options and not cluster.accelerator.sparse_cores:
@@ -133,7 +139,8 @@ def forecast(experiment: Experiment, cluster: Cluster) -> Forecast:
     except InputError:
         raise
     except Exception as error:  # of the compiler, in its own words
-        raise InputError(f"--on: XLA does not compile this step for {cluster}: {error_text(error)}") from error
+        kind = TooLarge if _NO_MEMORY in str(error) else InputError
+        raise kind(f"--on: XLA does not compile this step for {cluster}: {error_text(error)}") from error
     hlo = compiled.as_text() or ""
     places = places_of(cluster, experiment.mesh.devices.flat)
     plan, timeline = experiment.plan.beside(hlo), modelled(hlo, cluster, places)
@@ -171,19 +178,25 @@ def forecasts(
 
 
 def less_memory(config: Config, cluster: Cluster, source: Source | None = None) -> tuple[int, Memory] | None:
-    """The fewest microbatches, doubled from those of the config, with which a step fits, and what it then needs.
+    """The fewest microbatches with which a step fits, and what it then needs; each number tried is at least doubled.
 
-    None if the examples of a device are used up before. Compiles a step for each number that it tries.
+    None if the examples of a device are used up before, which must be a multiple. Compiles a step for each number.
     """
-    mesh, count = cluster.mesh(config.hosts), config.microbatches
-    while True:
-        count *= 2
+    mesh, tried = cluster.mesh(config.hosts), config.microbatches
+    parts = config.batch_size // (mesh_size(mesh) * config.task.group)  # of a device's examples, at most
+    for count in (count for count in range(2 * tried, parts + 1) if parts % count == 0):
+        if count < 2 * tried:
+            continue
+        tried = count
         try:
             made = forecast(prepare(dataclasses.replace(config, microbatches=count), mesh, source=source), cluster)
+        except TooLarge:
+            continue
         except InputError:
             return None
         if made.memory.fits:
             return count, made.memory
+    return None
 
 
 def _memory(compiled: jax.stages.Compiled, cluster: Cluster) -> Memory:
@@ -201,6 +214,11 @@ def _timed(travel: Travel, compute: tuple[report.Span, ...], sizes: Mapping[str,
 
 
 # ---- As people read it --------------------------------------------------------------------------------------------
+
+
+def fitting_text(less: tuple[int, Memory] | None) -> str:
+    """In words, what `less_memory` has found."""
+    return f"it fits with microbatches={less[0]}: {less[1]}" if less else "it fits with no number of microbatches"
 
 
 def _travel(travel: Travel) -> dict[str, Any]:

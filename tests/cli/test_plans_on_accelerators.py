@@ -101,6 +101,32 @@ def test_the_microbatches_with_which_it_fits_are_found(tiny, on_cpus, monkeypatc
     assert (fits["microbatches"], fits["temporary"]) == (4, 2**12)
 
 
+def test_microbatches_divide_a_share_that_is_no_power_of_two(tiny, on_cpus, monkeypatch, capsys):
+    tries = iter([2**31, 2**21, 2**12])
+    real = forecast._memory
+    monkeypatch.setattr(
+        forecast, "_memory", lambda *given: dataclasses.replace(real(*given), temporary=next(tries), limit=2**20)
+    )
+    assert run(["plan", "--config", tiny, "--on", "v5e:2x2", "--json", "batch_size=60", "data.num_train=60"]) == 0
+    fits = json.loads(capsys.readouterr().out)["fits_with"]
+    assert (fits["microbatches"], fits["temporary"]) == (15, 2**12)  # after 3: a device has 15 examples
+
+
+def test_a_step_that_the_compiler_finds_too_large_is_tried_with_more_microbatches(tiny, on_cpus, monkeypatch, capsys):
+    real, tries = Experiment.compiled, []
+
+    def too_large(self, options=None):
+        tries.append(self.config.microbatches)
+        if self.config.microbatches < 4:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+        return real(self)
+
+    monkeypatch.setattr(Experiment, "compiled", too_large)
+    words = "RESOURCE_EXHAUSTED: Ran out of memory on HBM; it fits with microbatches=4: "
+    assert words in refused(lambda: run(["plan", "--config", tiny, "--on", "v5e:2x2"]), capsys)
+    assert tries == [1, 2, 4]
+
+
 def test_what_only_a_device_could_try_is_left_out_and_said(tiny, on_cpus, monkeypatch, capsys):
     real, given = Experiment.compiled, []
 
@@ -162,6 +188,12 @@ def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(topologies, "get_topology_desc", absent)
     with pytest.raises(InputError, match=r"--on h100:2x8: .*topology not implemented.*pip install 'jaxnet\[aot-gpu\]'"):
         Cluster.named("h100:2x8").mesh()
+
+
+def test_a_slice_whose_hosts_would_not_be_whole_is_no_matter_of_the_compiler():
+    words = r"^--on v5e:3x5: wanted 1 or even numbers for the first two sizes: a host has 2 x 2 chips$"
+    with pytest.raises(InputError, match=words):
+        Cluster.named("v5e:3x5").mesh()
 
 
 def test_photos_that_are_not_here_are_planned_by_their_shapes(monkeypatch, tmp_path, capsys):
