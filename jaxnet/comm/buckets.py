@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnet.comm.guards import require_count
+
 # ---- Plans ----
 
 
@@ -185,10 +187,11 @@ def _bucket(dtype: str, pieces: list[Piece], multiple: int) -> Bucket:
 
 def require_cap(most_bytes: int | None, name: str = "bucket_bytes") -> None:
     """Raise ValueError, which names it, unless the cap of a message is a whole number of bytes from 1 on, or None."""
-    if most_bytes is not None and not isinstance(most_bytes, int | np.integer):
+    if most_bytes is None:
+        return
+    if not isinstance(most_bytes, int | np.integer):
         raise ValueError(f"{name} is {most_bytes!r}; wanted a whole number of bytes, such as 25 * MiB, or None")
-    if most_bytes is not None and most_bytes < 1:
-        raise ValueError(f"{name} must be at least 1, got {most_bytes}")
+    require_count(most_bytes, name)
 
 
 def _caps(bucket_bytes: int | None, first_bucket_bytes: int | None, itemsize: int) -> Iterator[int | None]:

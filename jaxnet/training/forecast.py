@@ -184,8 +184,8 @@ def less_memory(config: Config, cluster: Cluster, source: Source | None = None) 
     """
     mesh, tried = cluster.mesh(config.hosts), config.microbatches
     parts = config.batch_size // (mesh_size(mesh) * config.task.group)  # of a device's examples, at most
-    for count in (count for count in range(2 * tried, parts + 1) if parts % count == 0):
-        if count < 2 * tried:
+    for count in range(2 * tried, parts + 1):
+        if count < 2 * tried or parts % count:
             continue
         tried = count
         try:
