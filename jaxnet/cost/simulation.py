@@ -18,8 +18,8 @@ What it leaves out: that messages slow computation down, input, checkpoints, fai
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -290,6 +290,16 @@ def grown(hosts: int, devices: int) -> list[tuple[int, int]]:
     inside = [1 << power for power in range(devices.bit_length()) if 1 << power < devices]
     across = [1 << power for power in range(hosts.bit_length()) if 1 << power < hosts]
     return [*((1, count) for count in inside), *((count, devices) for count in across), (hosts, devices)]
+
+
+def scaled(
+    work: Work, strategy: Strategy, machine: Machine, most: tuple[int, int], *, strong: bool
+) -> Iterator[tuple[tuple[int, int], Simulated]]:
+    """Steps on more and more devices; `strong`: of the same batch, as far as devices can share it."""
+    together = work.batch * math.prod(most)
+    for hosts, devices in grown(*most):
+        batch = together // (hosts * devices) if strong else work.batch
+        yield (hosts, devices), simulated(replace(work, batch=batch), strategy, machine, hosts, devices)
 
 
 # ---- Hosts that fail ------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxnet.cli.main import main
-from jaxnet.cli.simulate import KNOWN_ERROR, REDUCTION, all_lines
+from jaxnet.cli.papers import REDUCTION, all_lines
+from jaxnet.cli.simulate import KNOWN_ERROR
 from jaxnet.comm import DEVICE, HOST, Collective, Strategy, named_strategy
 from jaxnet.cost.machines import EFFICIENCY, LATENCY, MACHINES, Link, Machine, machine_named
 from jaxnet.cost.papers import PAPERS, Compared, compared, layers_of, reduction
