@@ -169,7 +169,9 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which cells."""
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--layout", action="append", choices=LAYOUTS)
-    parser.add_argument("--link", action="append", choices=LINKS)
+    parser.add_argument(
+        "--link", action="append", help="loopback or a rate of `jaxnet lab`; default: " + ", ".join(LINKS)
+    )
     parser.add_argument("--table", action="store_true", help="print the file as a table, and measure nothing")
 
 

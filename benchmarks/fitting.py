@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,8 +70,8 @@ def largest_batch(need: Callable[[int], Need | None], limit: int, guess: int) ->
     return most, found
 
 
-def measured(cell: Cell) -> dict[str, Any]:
-    """The row of one cell."""
+def measured(cell: Cell, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The row of one cell; `rows` of other versions of JAX tell where to begin."""
     begun, fitted, failed = time.monotonic(), set[int](), dict[int, str]()
     limit = Cluster.named(cell.device).accelerator.memory
 
@@ -92,18 +93,24 @@ def measured(cell: Cell) -> dict[str, Any]:
         return {**cell._asdict(), "jax": version(), "seconds": round(time.monotonic() - begun, 1), **found}
 
     try:
-        batch, found = largest_batch(need, limit, _guess(cell))
+        batch, found = largest_batch(need, limit, _guess(cell, rows))
     except RuntimeError as error:
         return row(error=str(error)[:300])
     note = "; ".join(filter(None, [found.note if found else "", failed.get(2 * batch, "")]))
     return row(batch=batch, bytes=found.bytes if found else None, note=note[:300])
 
 
-def _guess(cell: Cell) -> int:
-    """Near what the figures of other sizes suggest; only the number of compilations depends on it."""
+def _guess(cell: Cell, rows: Sequence[dict[str, Any]]) -> int:
+    """Near what other figures suggest; only the number of compilations depends on it."""
+    if same := [row["batch"] for row in rows if _cell_of(row) == cell and row.get("batch")]:
+        return same[-1]
     gigabytes = ACCELERATORS[cell.device.split(":")[0]].memory / 1e9
     each = {"vgg16": 64, "inception_v3": 64, "resnet50": 64, "vit_tiny": 128, "lstm": 16384, "transformer": 1024}
     return 1 << round(each.get(cell.network, 256) * gigabytes / 16).bit_length() - 1
+
+
+def _cell_of(row: dict[str, Any]) -> Cell:
+    return Cell(row["network"], row["dtype"], row["device"])
 
 
 def _compiled(cell: Cell, batch: int) -> dict[str, Any]:
@@ -203,9 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.out is None:
         parser.error("wanted --out FILE")
-    there = {(Cell(row["network"], row["dtype"], row["device"]), row.get("jax")) for row in read_rows(args.out)}
+    rows = read_rows(args.out)
+    there = {(_cell_of(row), row.get("jax")) for row in rows}
     wanted = map(Cell._make, itertools.product(args.network or NETWORKS, args.dtype or DTYPES, args.on or DEVICES))
-    add_rows(args.out, [cell for cell in wanted if (cell, version()) not in there], measured, args.jobs)
+    missing = [cell for cell in wanted if (cell, version()) not in there]
+    add_rows(args.out, missing, partial(measured, rows=rows), args.jobs)
     return 0
 
 

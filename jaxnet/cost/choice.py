@@ -19,7 +19,8 @@ On CPUs `hierarchical` copies large gradients twice, to cut them into buckets, a
 that takes time of the cores, which also compute. Where several processes have several devices each it sends less
 between processes, but a message travels beside what computes. So one is summed both ways and timed, and `hierarchical`
 is taken where it saves 2 ms a MiB, and at least 3. Devices that share a process share its threads: one that waits for a
-message leaves fewer to the others. So messages wait for the end of backward, but where most tensors are small.
+message leaves fewer to the others. So messages wait for the end of backward, but where most tensors are small. Then
+nothing computes beside them, and 1.25 ms a MiB are enough.
 """
 
 import math
@@ -45,8 +46,9 @@ _TIMES, _FEW_TIMES = 7, 3
 # Milliseconds that `hierarchical` must save of a message: a MiB, and at least. What it saves of 4 MiB, and the ratio of
 # the step, as measured between two processes of two devices: at 250 Mbit/s 64 0.74; at 1 Gbit/s 16 0.88, 12 0.92, 11
 # 0.94, 10 0.94; at 2 Gbit/s 6.5 1.06, 2.6 0.99; without a link between -3.9 1.37, -6.1 1.45, -6.7 1.68. Of 0.4 MB, 1.7
-# ms saved: 1.21; 5.6: 0.87.
-_SAVED_A_MIB, _SAVED = 2.0, 3.0
+# ms saved: 1.21; 5.6: 0.87. Where messages follow backward (another processor): at 1 Gbit/s 21 0.83, 19 0.75, 14 0.80;
+# at 2 Gbit/s 7.5 0.93, 6.6 0.96, 6.4 0.88; at 3 Gbit/s 3.7 1.02, 3.2 0.96, 2.4 1.26; at 4 Gbit/s 2.3 1.02, 1.9 1.10.
+_SAVED_A_MIB, _SAVED_A_MIB_AFTER, _SAVED = 2.0, 1.25, 3.0
 # The least time of a message of `_BUCKET` bytes with which messages cross the end of a step. Ratios of `priority` and
 # steps that end with their sums, between two processes, four models: 0.96 to 1.00 where a message takes 141 ms, 0.88 to
 # 0.95 at 35, 0.99 to 1.03 at 18, 1.01 to 1.13 at 9.
@@ -122,11 +124,12 @@ def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = 
         return Choice(where, "ddp", _BUCKET, _BESIDE, pieces=True)
     size = min(_BUCKET, gradient_bytes)
     ddp, hierarchical = (measured_row(mesh, AXES, way, size, _TIMES).min_us / 1e3 for way in _WAYS)
-    enough = max(_SAVED, _SAVED_A_MIB * size / MiB)
+    after = gradient_bytes > _BUCKET and gradient_bytes >= tensors * _LARGE
+    enough = max(_SAVED, (_SAVED_A_MIB_AFTER if after else _SAVED_A_MIB) * size / MiB)
     found = f"{size / 1e6:.1f} MB take {hierarchical:.1f} ms by hierarchical, {ddp:.1f} by ddp"
     why = f"over this link {found}; hierarchical pays from {enough:.0f} ms less on"
     name = "hierarchical" if ddp - hierarchical >= enough else "ddp"
-    if gradient_bytes > _BUCKET and gradient_bytes >= tensors * _LARGE:
+    if after:
         name, why = f"{name}:after=true", f"{why}; tensors are large, so that messages follow backward"
     return Choice(where, name, _BUCKET, why)
 
