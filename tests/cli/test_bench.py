@@ -33,6 +33,10 @@ WRONG = {
     "sizes": ("bench collectives --bytes 1KiB,1kb", "--bytes: '1kb' must be a number of bytes above 0"),
     "algorithm": ("bench collectives --algorithm nccl", "--algorithm nccl: there is all_reduce, "),
     "mesh": ("bench collectives --mesh 8", "--mesh 8: wanted HOSTSxDEVICES, such as 2x4"),
+    "cut layers": (
+        "bench step --strategy ddp --config configs/digits.py shard_dense=dense_0,dense_1",
+        "shard_dense=dense_0,dense_1: strategies are timed as they send whole gradients",
+    ),
     "axis": ("bench collectives --mesh 2x4 --axis hosts", "--axis hosts: there is host, device, host+device"),
     "unused axis": ("bench collectives --mesh 1x8 --axis host", "--axis host: there is device"),
     "option": ("bench step --strategy ddp --round 3", "unrecognized arguments: --round", "did you mean --rounds?"),
