@@ -64,6 +64,10 @@ def test_a_measurement_is_of_one_optimizer_and_size_of_images_too():
         ("{", "is no file of `jaxnet tune --profile`"),
         ('{"a": 1}', "of 'a'"),
         (json.dumps({"a": as_json(PARTS) | {"share": "much"}}), "its share is 'much'"),
+        (json.dumps({"a": as_json(PARTS) | {"share": 1.5}}), "its share is 1.5"),
+        (json.dumps({"a": as_json(PARTS) | {"step": float("nan")}}), "its step is nan"),
+        (json.dumps({"a": as_json(PARTS)}).replace("0.016", "-0.016"), "its all-reduce is -0.016"),
+        (json.dumps({"a": as_json(PARTS)}).replace("0.016", "0.0"), "its all-reduce took no time"),
         (json.dumps({"a": as_json(PARTS)}).replace('{"65536": 0.002}', "{}"), "its reduce-scatter has no medians"),
     ],
 )
