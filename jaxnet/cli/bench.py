@@ -165,8 +165,9 @@ def _add_step(kinds: Commands) -> None:
         action="append",
         required=True,
         metavar="NAME[:BYTES][+pieces]",
-        help="a strategy that `jaxnet strategies` lists; BYTES: its bucket size; +pieces: run the step as several "
-        "programs, launched from two threads, one device a process; may be repeated, and ratios are to the first",
+        help="a strategy that `jaxnet strategies` lists, or auto; BYTES: its bucket size; +pieces: run the step as "
+        "several programs, launched from two threads, one device a process; may be repeated, and ratios are to the "
+        "first",
     )
     add_workload(parser)
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds; default 7")
@@ -251,7 +252,7 @@ def run_collectives(args: argparse.Namespace) -> int:
 
 def run_step(args: argparse.Namespace) -> int:
     """Run `jaxnet bench step`."""
-    from jaxnet.comm import platform_of
+    from jaxnet.comm import AUTO, platform_of
     from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy
     from jaxnet.cost.tables import draw_steps, step_text
     from jaxnet.figures import write_figure
@@ -264,13 +265,28 @@ def run_step(args: argparse.Namespace) -> int:
     mesh = start_mesh(args, "bench step")
     config, platform = asked_config(args), platform_of(mesh)
     bucket_bytes = args.bucket_bytes or (config.bucket_bytes if config else None)
-    strategies = {label: labelled_strategy(label, bucket_bytes, platform) for label in args.strategy}
     workload = asked_workload(args, config, mesh)
+    labels = [_default(workload, bucket_bytes) if label == AUTO else label for label in args.strategy]
+    strategies = {label: labelled_strategy(label, bucket_bytes, platform) for label in labels}
     report = bench_steps(workload, strategies, args.rounds, args.steps_per_round, args.trace)
     print_once(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.pictures and is_first():
         write_figure(draw_steps(report), args.pictures)
     return 0
+
+
+def _default(workload: "Workload", bucket_bytes: int | None) -> str:
+    """The label of what `strategy=auto` is for a workload, with buckets of that size."""
+    from jaxnet.comm import has_bucket_size
+    from jaxnet.cost.step_bench import in_pieces, name_and_size
+    from jaxnet.cost.tuning import default_of
+
+    label = default_of(workload)
+    if bucket_bytes is None:
+        return label
+    name, _ = name_and_size(label)
+    name = name if has_bucket_size(name) else "ddp"  # as the trainer does
+    return f"{name}:{bucket_bytes}{'+pieces' * in_pieces(label)}"
 
 
 def check_workload(args: argparse.Namespace) -> None:

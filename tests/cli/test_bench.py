@@ -128,6 +128,19 @@ def test_buckets_have_the_size_of_the_config_unless_another_is_given(monkeypatch
         assert timed["ddp"].expression == named_strategy("ddp", size).expression
 
 
+@pytest.mark.parametrize(("more", "label"), [([], "ddp:4MiB"), (["--bucket-bytes", "4KiB"], "ddp:4096")])
+def test_auto_is_what_training_takes_on_these_devices(more, label, monkeypatch):
+    timed = {}
+
+    def enough(workload, strategies, *_):
+        timed.update(strategies)
+        raise InputError("enough")
+
+    monkeypatch.setattr("jaxnet.cost.step_bench.bench_steps", enough)
+    assert status_of([*STEP, "--strategy", "auto", "--strategy", "flat", *more]) == 2
+    assert list(timed) == [label, "flat"]
+
+
 JAXNET = [sys.executable, "-m", "jaxnet"]
 
 
