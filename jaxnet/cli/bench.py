@@ -119,7 +119,7 @@ shortest time that the strategy's schedule allows."""
 _BENCH_EXAMPLES = """\
 examples:
   jaxnet bench collectives --mesh 2x4 --bytes 1KiB,1MiB
-  jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host --png rates.png
+  jaxnet bench collectives --mesh 2x4 --algorithm all_reduce --algorithm scattered --axis host --png rates.png
   jaxnet bench step --config configs/digits.py --strategy xla --strategy hierarchical
   jaxnet bench step --mesh 2x4 --strategy xla --strategy ddp:4MiB --strategy hierarchical
   jaxnet launch local --processes 2 -- jaxnet bench step --strategy flat --strategy ddp --model vgg

@@ -66,6 +66,15 @@ def test_a_mistake_is_one_line(given, words, capsys):
     says(refused(lambda: run(given.split()), capsys), words)
 
 
+@pytest.mark.parametrize("kind", ["collectives", "step"])
+def test_an_example_on_one_machine_names_its_devices(kind, capsys):
+    assert status_of(["bench", kind, "--help"]) == 0
+    examples = capsys.readouterr().out.split("\nexamples:\n")[1].splitlines()
+    alone = [line for line in examples if f"  jaxnet bench {kind} " in line]
+    assert len(alone) == 2
+    assert all(" --mesh " in line or " --config " in line for line in alone)
+
+
 def test_the_table_of_collectives(capsys):
     assert status_of([*COLLECTIVES, "--algorithm", "all_reduce", "--axis", "device"]) == 0
     lines = capsys.readouterr().out.splitlines()
