@@ -122,11 +122,15 @@ def as_parts(said: object) -> Parts:
     for name, value in _seconds(kept):
         if not 0 <= value < math.inf:
             raise ValueError(f"its {name} is {value}, wanted a number of 0 or more")
-    curves = {
-        (way.kind, tuple(way.axes)): Curve({int(size): each for size, each in way.medians.items()}, way.line)
-        for way in kept.curves
-    }
+    curves = {(way.kind, tuple(way.axes)): Curve(_by_bytes(way), way.line) for way in kept.curves}
     return Parts(**kept._asdict() | {"ready": tuple(kept.ready), "curves": curves})
+
+
+def _by_bytes(way: _Way) -> dict[int, float]:
+    """Medians by bytes, the smallest first; whoever sorts the keys of a file sorts them as text."""
+    if odd := [size for size in way.medians if not (size.isascii() and size.isdecimal())]:
+        raise ValueError(f"its {way.kind} has a median of {odd[0]!r}, wanted a number of bytes")
+    return dict(sorted((int(size), each) for size, each in way.medians.items()))
 
 
 def _seconds(kept: _Kept) -> Iterator[tuple[str, float]]:
