@@ -252,7 +252,7 @@ def run_collectives(args: argparse.Namespace) -> int:
 
 def run_step(args: argparse.Namespace) -> int:
     """Run `jaxnet bench step`."""
-    from jaxnet.comm import AUTO, platform_of
+    from jaxnet.comm import platform_of
     from jaxnet.cost.step_bench import bench_steps, check_trace, labelled_strategy
     from jaxnet.cost.tables import draw_steps, step_text
     from jaxnet.figures import write_figure
@@ -266,7 +266,7 @@ def run_step(args: argparse.Namespace) -> int:
     config, platform = asked_config(args), platform_of(mesh)
     bucket_bytes = args.bucket_bytes or (config.bucket_bytes if config else None)
     workload = asked_workload(args, config, mesh)
-    labels = [_default(workload, bucket_bytes) if label == AUTO else label for label in args.strategy]
+    labels = [_chosen(label, workload, bucket_bytes) for label in args.strategy]
     strategies = {label: labelled_strategy(label, bucket_bytes, platform) for label in labels}
     report = bench_steps(workload, strategies, args.rounds, args.steps_per_round, args.trace)
     print_once(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
@@ -275,18 +275,22 @@ def run_step(args: argparse.Namespace) -> int:
     return 0
 
 
-def _default(workload: "Workload", bucket_bytes: int | None) -> str:
-    """The label of what `strategy=auto` is for a workload, with buckets of that size."""
-    from jaxnet.comm import has_bucket_size
+def _chosen(label: str, workload: "Workload", bucket_bytes: int | None) -> str:
+    """The label, or in place of `auto` that of what training by it takes for a workload, with buckets of that size."""
+    from jaxnet.comm import AUTO, has_bucket_size
     from jaxnet.cost.step_bench import in_pieces, name_and_size
     from jaxnet.cost.tuning import default_of
 
-    label = default_of(workload)
-    if bucket_bytes is None:
+    name, size = name_and_size(label)
+    if name != AUTO:
         return label
-    name, _ = name_and_size(label)
-    name = name if has_bucket_size(name) else "ddp"  # as the trainer does
-    return f"{name}:{bucket_bytes}{'+pieces' * in_pieces(label)}"
+    default = default_of(workload)
+    name, own = name_and_size(default)
+    size = size or (str(bucket_bytes) if bucket_bytes else "")
+    if size and not has_bucket_size(name):  # as the trainer does
+        name = "ddp"
+    made = f"{name}:{size or own}" if size or own else name
+    return made + "+pieces" * (in_pieces(label) or in_pieces(default))
 
 
 def check_workload(args: argparse.Namespace) -> None:

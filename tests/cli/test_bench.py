@@ -137,8 +137,15 @@ def test_buckets_have_the_size_of_the_config_unless_another_is_given(monkeypatch
         assert timed["ddp"].expression == named_strategy("ddp", size).expression
 
 
-@pytest.mark.parametrize(("more", "label"), [([], "ddp:4MiB"), (["--bucket-bytes", "4KiB"], "ddp:4096")])
-def test_auto_is_what_training_takes_on_these_devices(more, label, monkeypatch):
+@pytest.mark.parametrize(
+    ("asked", "more", "label"),
+    [
+        ("auto", [], "ddp:4MiB"),
+        ("auto", ["--bucket-bytes", "4KiB"], "ddp:4096"),
+        ("auto:8KiB", ["--bucket-bytes", "4KiB"], "ddp:8KiB"),
+    ],
+)
+def test_auto_is_what_training_takes_on_these_devices(asked, more, label, monkeypatch):
     timed = {}
 
     def enough(workload, strategies, *_):
@@ -146,7 +153,7 @@ def test_auto_is_what_training_takes_on_these_devices(more, label, monkeypatch):
         raise InputError("enough")
 
     monkeypatch.setattr("jaxnet.cost.step_bench.bench_steps", enough)
-    assert status_of([*STEP, "--strategy", "auto", "--strategy", "flat", *more]) == 2
+    assert status_of([*STEP, "--strategy", asked, "--strategy", "flat", *more]) == 2
     assert list(timed) == [label, "flat"]
 
 
