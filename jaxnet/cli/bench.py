@@ -119,7 +119,7 @@ shortest time that the strategy's schedule allows."""
 _BENCH_EXAMPLES = """\
 examples:
   jaxnet bench collectives --mesh 2x4 --bytes 1KiB,1MiB
-  jaxnet bench collectives --algorithm all_reduce --algorithm scattered --axis host --png rates.png
+  jaxnet bench collectives --mesh 2x4 --algorithm all_reduce --algorithm scattered --axis host --png rates.png
   jaxnet bench step --config configs/digits.py --strategy xla --strategy hierarchical
   jaxnet bench step --mesh 2x4 --strategy xla --strategy ddp:4MiB --strategy hierarchical
   jaxnet launch local --processes 2 -- jaxnet bench step --strategy flat --strategy ddp --model vgg
@@ -165,8 +165,9 @@ def _add_step(kinds: Commands) -> None:
         action="append",
         required=True,
         metavar="NAME[:BYTES][+pieces]",
-        help="a strategy that `jaxnet strategies` lists; BYTES: its bucket size; +pieces: run the step as several "
-        "programs, launched from two threads, one device a process; may be repeated, and ratios are to the first",
+        help="a strategy that `jaxnet strategies` lists, or auto; BYTES: its bucket size; +pieces: run the step as "
+        "several programs, launched from two threads, one device a process; may be repeated, and ratios are to the "
+        "first",
     )
     add_workload(parser)
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="rounds; default 7")
@@ -264,13 +265,32 @@ def run_step(args: argparse.Namespace) -> int:
     mesh = start_mesh(args, "bench step")
     config, platform = asked_config(args), platform_of(mesh)
     bucket_bytes = args.bucket_bytes or (config.bucket_bytes if config else None)
-    strategies = {label: labelled_strategy(label, bucket_bytes, platform) for label in args.strategy}
     workload = asked_workload(args, config, mesh)
+    labels = [_chosen(label, workload, bucket_bytes) for label in args.strategy]
+    strategies = {label: labelled_strategy(label, bucket_bytes, platform) for label in labels}
     report = bench_steps(workload, strategies, args.rounds, args.steps_per_round, args.trace)
     print_once(json.dumps(report.as_json(), indent=2) if args.json else step_text(report))
     if args.pictures and is_first():
         write_figure(draw_steps(report), args.pictures)
     return 0
+
+
+def _chosen(label: str, workload: "Workload", bucket_bytes: int | None) -> str:
+    """The label, or in place of `auto` that of what training by it takes for a workload, with buckets of that size."""
+    from jaxnet.comm import AUTO, has_bucket_size
+    from jaxnet.cost.step_bench import in_pieces, name_and_size
+    from jaxnet.cost.tuning import default_of
+
+    name, size = name_and_size(label)
+    if name != AUTO:
+        return label
+    default = default_of(workload)
+    name, own = name_and_size(default)
+    size = size or (str(bucket_bytes) if bucket_bytes else "")
+    if size and not has_bucket_size(name):  # as the trainer does
+        name = "ddp"
+    made = f"{name}:{size or own}" if size or own else name
+    return made + "+pieces" * (in_pieces(label) or in_pieces(default))
 
 
 def check_workload(args: argparse.Namespace) -> None:

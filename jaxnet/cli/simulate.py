@@ -27,7 +27,7 @@ device, which is taken to reach half of its published rates. Or compare with a p
 
 _EXAMPLES = """\
 examples:
-  jaxnet simulate --config configs/imagenet_resnet50.py --on h100:128x8 --rate 2500
+  jaxnet simulate --config configs/imagenet_resnet50.py --on h100:128x8 --batch 256 --rate 2500
   jaxnet simulate --config configs/imagenet_resnet50.py --on v5e:16x16/4 batch_size=65536     (compiles for minutes)
   jaxnet simulate --config configs/imagenet_resnet50.py --on a100:64x8 --rate 2470 --batch 256 \\
       --strategy flat --strategy ddp --strategy hierarchical --png scaling.png

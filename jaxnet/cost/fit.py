@@ -85,7 +85,7 @@ def fitted(times: Mapping[int, Sequence[float]]) -> Curve:
     """The curve through measured seconds, several for each number of bytes.
 
     Raises:
-        ValueError: fewer than two sizes.
+        ValueError: fewer than two sizes, or messages that took no time.
 
     >>> curve = fitted({10**6: [0.011, 0.011, 0.031], 2 * 10**6: 3 * [0.021], 4 * 10**6: 3 * [0.041]})
     >>> round(curve.line.latency, 6), round(1e-6 / curve.line.per_byte, 3), curve.line.fits  # MB/s
@@ -93,6 +93,8 @@ def fitted(times: Mapping[int, Sequence[float]]) -> Curve:
     """
     if len(times) < 2:
         raise ValueError(f"a line needs two sizes of messages, got {len(times)}")
+    if none := [bytes_ for bytes_, seen in times.items() if not np.median(seen) > 0]:
+        raise ValueError(f"messages of {none[0]:,} bytes took no time")
     from scipy.stats import theilslopes  # half a second, and only who measures needs it
 
     points = [(bytes_, each) for bytes_, seen in sorted(times.items()) for each in seen]

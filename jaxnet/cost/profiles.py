@@ -9,9 +9,10 @@ of them is not used, and stays in the file.
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,15 +111,35 @@ def as_json(parts: Parts) -> dict[str, Any]:
 
 
 def as_parts(said: object) -> Parts:
-    """Parts from plain values; ValueError: what is missing, or of another type."""
+    """Parts from plain values; ValueError: what is missing, of another type, or can be no measurement."""
     kept = record_of(_Kept, said)
     if empty := [way.kind for way in kept.curves if not way.medians]:
         raise ValueError(f"its {empty[0]} has no medians")
-    curves = {
-        (way.kind, tuple(way.axes)): Curve({int(size): each for size, each in way.medians.items()}, way.line)
-        for way in kept.curves
-    }
+    if zero := [way.kind for way in kept.curves if 0 in way.medians.values()]:
+        raise ValueError(f"its {zero[0]} took no time")
+    if not 0 <= kept.share < 1:
+        raise ValueError(f"its share is {kept.share}, wanted a number from 0 to below 1")
+    for name, value in _seconds(kept):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"its {name} is {value}, wanted a number of 0 or more")
+    curves = {(way.kind, tuple(way.axes)): Curve(_by_bytes(way), way.line) for way in kept.curves}
     return Parts(**kept._asdict() | {"ready": tuple(kept.ready), "curves": curves})
+
+
+def _by_bytes(way: _Way) -> dict[int, float]:
+    """Medians by bytes, the smallest first; whoever sorts the keys of a file sorts them as text."""
+    if odd := [size for size in way.medians if not (size.isascii() and size.isdecimal())]:
+        raise ValueError(f"its {way.kind} has a median of {odd[0]!r}, wanted a number of bytes")
+    return dict(sorted((int(size), each) for size, each in way.medians.items()))
+
+
+def _seconds(kept: _Kept) -> Iterator[tuple[str, float]]:
+    """All times of an entry, by name, and what else is 0 or more."""
+    yield from ((name, getattr(kept, name)) for name in ("forward", "gradients", "step", "launch", "packing", "beyond"))
+    yield from (("ready", each) for each in kept.ready)
+    yield from kept.unhidden.items()
+    for way in kept.curves:
+        yield from ((way.kind, each) for each in (*way.medians.values(), way.line.latency, way.line.per_byte))
 
 
 def _entries(path: Path) -> dict[str, Any]:

@@ -21,7 +21,9 @@ from jaxnet.operations.keeper import TETHER, Keeper
 
 _LONGEST_LINE = 1 << 20  # longer ones are passed on in pieces: output without line ends must not fill the memory
 _LONGEST_QUOTE = 2000  # bytes kept of the last line on stderr
-_NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.")  # JAX says so of every group of processes
+# What Gloo says of every group of processes. Two threads may say it at once, one part of a line each in turn.
+_GLOO_PARTS = rb"\[Gloo\] Rank |\d| is connected to | peer ranks\. ?|Expected number of connected peer ranks is : "
+_NOISE = re.compile(rb"(?=.*[a-z])(" + _GLOO_PARTS + rb")+\s*")
 _DRAIN_SECONDS = 2.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 """The signals that a launcher passes on to its processes."""
@@ -314,7 +316,7 @@ class _Job:
         prefix = f"[{index}] ".encode()
         with source:
             for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
-                if _NOISE.match(line):
+                if _NOISE.fullmatch(line):
                     continue
                 if last_lines is not None and line.strip():
                     last_lines[index] = line[:_LONGEST_QUOTE]

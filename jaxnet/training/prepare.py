@@ -259,7 +259,16 @@ def _norms(config: Config, mesh: Mesh, shards: ShardedParams) -> Any:
 
 
 def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
-    """A config as what `jaxnet bench step` times: its model, its first batch, its optimizer, under any strategy."""
+    """A config as what `jaxnet bench step` times: its model, its first batch, its optimizer, under any strategy.
+
+    Raises:
+        InputError: layers are cut, so that strategies do not send whole gradients.
+    """
+    if config.shard_dense:
+        raise InputError(
+            f"shard_dense={','.join(config.shard_dense)}: strategies are timed as they send whole gradients, and those "
+            "of cut kernels do not travel; leave shard_dense out, or see `jaxnet plan`"
+        )
     source = open_split(config.data, "train")
 
     def under(strategy: Strategy | str, mode: Any, sums: AllReduce) -> Experiment:
@@ -290,5 +299,5 @@ def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
 # Keys of a config that the time of a step depends on, beside its strategy; groups by the names that they begin with.
 _TIMED = (
     *("model", "task", "optimizer.name", "optimizer.nesterov", "optimizer.clip_norm", "optimizer.groups", "ensemble"),
-    *("microbatches", "batch_norm", "average_decay", "guard.skip", "shard_dense", "compiler_options"),
+    *("microbatches", "batch_norm", "average_decay", "guard.skip", "compiler_options"),
 )

@@ -33,6 +33,10 @@ WRONG = {
     "sizes": ("bench collectives --bytes 1KiB,1kb", "--bytes: '1kb' must be a number of bytes above 0"),
     "algorithm": ("bench collectives --algorithm nccl", "--algorithm nccl: there is all_reduce, "),
     "mesh": ("bench collectives --mesh 8", "--mesh 8: wanted HOSTSxDEVICES, such as 2x4"),
+    "cut layers": (
+        "bench step --strategy ddp --config configs/digits.py shard_dense=dense_0,dense_1",
+        "shard_dense=dense_0,dense_1: strategies are timed as they send whole gradients",
+    ),
     "axis": ("bench collectives --mesh 2x4 --axis hosts", "--axis hosts: there is host, device, host+device"),
     "unused axis": ("bench collectives --mesh 1x8 --axis host", "--axis host: there is device"),
     "option": ("bench step --strategy ddp --round 3", "unrecognized arguments: --round", "did you mean --rounds?"),
@@ -60,6 +64,15 @@ def status_of(arguments):
 @every(WRONG)
 def test_a_mistake_is_one_line(given, words, capsys):
     says(refused(lambda: run(given.split()), capsys), words)
+
+
+@pytest.mark.parametrize("kind", ["collectives", "step"])
+def test_an_example_on_one_machine_names_its_devices(kind, capsys):
+    assert status_of(["bench", kind, "--help"]) == 0
+    examples = capsys.readouterr().out.split("\nexamples:\n")[1].splitlines()
+    alone = [line for line in examples if f"  jaxnet bench {kind} " in line]
+    assert len(alone) == 2
+    assert all(" --mesh " in line or " --config " in line for line in alone)
 
 
 def test_the_table_of_collectives(capsys):
@@ -122,6 +135,26 @@ def test_buckets_have_the_size_of_the_config_unless_another_is_given(monkeypatch
     for more, size in (([], 64 * KiB), (["--bucket-bytes", "4KiB"], 4 * KiB)):
         assert status_of(["bench", "step", "--mesh", "2x4", *asked, *more]) == 2
         assert timed["ddp"].expression == named_strategy("ddp", size).expression
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "label"),
+    [
+        ("auto", [], "ddp:4MiB"),
+        ("auto", ["--bucket-bytes", "4KiB"], "ddp:4096"),
+        ("auto:8KiB", ["--bucket-bytes", "4KiB"], "ddp:8KiB"),
+    ],
+)
+def test_auto_is_what_training_takes_on_these_devices(asked, more, label, monkeypatch):
+    timed = {}
+
+    def enough(workload, strategies, *_):
+        timed.update(strategies)
+        raise InputError("enough")
+
+    monkeypatch.setattr("jaxnet.cost.step_bench.bench_steps", enough)
+    assert status_of([*STEP, "--strategy", asked, "--strategy", "flat", *more]) == 2
+    assert list(timed) == [label, "flat"]
 
 
 JAXNET = [sys.executable, "-m", "jaxnet"]

@@ -92,6 +92,7 @@ def test_a_dry_run_prints_and_starts_nothing(kind, capsys, monkeypatch):
         (["tpu", "--zone", "z", "--", "x"], "one of the arguments --name --queued-resource is required"),
         (["tpu", "--name", "t", "--zone", "z", "--env", "NO_SUCH", "--", "x"], "there is no such variable here"),
         (["sky", "--nodes", "1", "--accelerators", "A100 8", "--", "x"], "--accelerators 'A100 8'"),
+        (["sky", "--nodes", "1", "--upload", "no/folder", "--dry-run", "--", "x"], "--upload no/folder: there is no"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, capsys):

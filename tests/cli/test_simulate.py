@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 
 import pytest
 
@@ -71,6 +72,18 @@ def test_a_config_names_its_network_batch_and_strategy(capsys):
     found = json.loads(printed(capsys, *CONFIG, "batch_size=1024", "strategy=ddp", "--json"))
     assert (found["network"], found["batch"], found["gradient_bytes"]) == ("digits", 32, 99_370 * 4)
     assert {row["strategy"] for row in found["rows"]} == {"ddp"}
+
+
+def test_the_examples_of_the_help_at_a_given_rate_run(capsys, tmp_path, monkeypatch):
+    with pytest.raises(SystemExit):
+        run(["simulate", "--help"])
+    _, examples = capsys.readouterr().out.replace("\\\n", "").split("\nexamples:\n")
+    given = [shlex.split(line)[1:] for line in examples.splitlines() if "--rate" in line]
+    assert len(given) == 4
+    monkeypatch.chdir(tmp_path)  # where pictures go
+    for arguments in given:
+        placed = [str(ROOT / each) if each.startswith("configs/") else each for each in arguments]
+        assert "strategy " in printed(capsys, *placed)
 
 
 def test_several_strategies_and_the_best_of_them(capsys, tmp_path):

@@ -30,6 +30,11 @@ def test_what_is_no_line_says_so_and_is_read_between_medians():
     assert curve.seconds(1 << 25) == pytest.approx(34e-3 + curve.line.per_byte * (1 << 24))
 
 
+def test_messages_that_take_no_time_were_not_measured():
+    with pytest.raises(ValueError, match="messages of 65,536 bytes took no time"):
+        fitted({1 << 16: [0.0] * 3, 1 << 20: [1e-3] * 3})
+
+
 def test_one_size_is_no_line():
     with pytest.raises(ValueError, match="two sizes of messages, got 1"):
         fitted({1024: [1.0]})

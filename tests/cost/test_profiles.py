@@ -39,6 +39,13 @@ def test_what_is_written_is_read(tmp_path):
     assert as_parts(json.loads(json.dumps(as_json(PARTS)))) == PARTS
 
 
+def test_the_keys_of_a_file_may_be_sorted(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"a": as_json(PARTS)}, sort_keys=True))
+    [curve, _] = read_profile(path, "a").curves.values()
+    assert list(curve.medians) == [65536, 1048576]
+
+
 def test_a_measurement_is_of_one_model_batch_and_mesh():
     keys = {key_of(each) for each in (workload(), workload(width=32), workload(batch=16), workload(hosts=4))}
     assert len(keys) == 4
@@ -64,6 +71,11 @@ def test_a_measurement_is_of_one_optimizer_and_size_of_images_too():
         ("{", "is no file of `jaxnet tune --profile`"),
         ('{"a": 1}', "of 'a'"),
         (json.dumps({"a": as_json(PARTS) | {"share": "much"}}), "its share is 'much'"),
+        (json.dumps({"a": as_json(PARTS) | {"share": 1.5}}), "its share is 1.5"),
+        (json.dumps({"a": as_json(PARTS) | {"step": float("nan")}}), "its step is nan"),
+        (json.dumps({"a": as_json(PARTS)}).replace("0.016", "-0.016"), "its all-reduce is -0.016"),
+        (json.dumps({"a": as_json(PARTS)}).replace("0.016", "0.0"), "its all-reduce took no time"),
+        (json.dumps({"a": as_json(PARTS)}).replace('"1048576"', '"1MiB"'), "its all-reduce has a median of '1MiB'"),
         (json.dumps({"a": as_json(PARTS)}).replace('{"65536": 0.002}', "{}"), "its reduce-scatter has no medians"),
     ],
 )

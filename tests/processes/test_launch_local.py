@@ -68,6 +68,13 @@ def test_what_jax_says_of_every_group_is_left_out(program):
     assert job.out == ["[0] [Gloo] Rank 0 is lost"]
 
 
+def test_what_two_threads_of_a_process_say_of_their_groups_at_once_is_left_out(program):
+    mixed = GLOO.replace("Rank 0", "Rank [Gloo] Rank 00").replace("to 1", "to  is connected to 11")
+    with launch(program(f"print({mixed!r}); print(11); print('Rank 1 peer ranks. and more')"), processes=1) as job:
+        assert job.finish() == 0
+    assert job.out == ["[0] 11", "[0] Rank 1 peer ranks. and more"]
+
+
 def test_arguments_are_passed_on_as_they_are(program):
     with launch(program("import sys; print(sys.argv[1:])"), "--config", "a b", "--", "-x", processes=1) as job:
         assert job.finish() == 0

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxnet.command_line import Commands, hosts_in_all
 from jaxnet.errors import InputError
+from jaxnet.files import expanded, is_directory
 from jaxnet.operations.launchers.job import (
     add_devices,
     add_job_options,
@@ -112,6 +113,8 @@ def add_kind(kinds: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `jaxnet launch sky`."""
+    if not is_directory(expanded(args.upload)):
+        raise InputError(f"--upload {args.upload}: there is no such folder here")
     text = sky_task(
         SkyJob(
             whole_command(command_of(args), args.python),
