@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,15 +216,22 @@ def restore(
 
 def _lost(experiment: Experiment, restored: Restored) -> str:
     """The line that says what of the gradients will never be sent."""
-    strategy = experiment.strategy.label
-    before = restored.extra.get("config", {}).get("strategy", strategy)
+    saved = restored.extra.get("config", {})
+    now = {"strategy": experiment.strategy.label, "bucket_bytes": experiment.config.bucket_bytes}
+    before = {key: saved.get(key, value) for key, value in now.items()}
+    if before["bucket_bytes"] == now["bucket_bytes"]:
+        del before["bucket_bytes"], now["bucket_bytes"]
     dims = next(iter(restored.replaced.values())).partition("[")[2]
     there = [int(size) for size in re.findall(r"\d+", dims)[:2]]
     return (
         f"the residuals of step {restored.step}, gradients that were not sent yet, are lost: they are those of "
-        f"strategy={before} on {_devices(there)}, and the run goes on with strategy={strategy} on "
+        f"{_keys_text(before)} on {_devices(there)}, and the run goes on with {_keys_text(now)} on "
         f"{_devices(experiment.layout.mesh.shape.values())}"
     )
+
+
+def _keys_text(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
 
 
 def _devices(mesh: Iterable[int]) -> str:
