@@ -197,17 +197,21 @@ def restore(
 ) -> Restored | None:
     """The newest good checkpoint, of step `up_to` or before, as a whole state on the mesh; None where there is none.
 
-    What a reducer remembers is each device's own. Where it was saved on other devices it is begun anew, and `say` takes
-    the line that says so.
+    What a reducer remembers is each device's own. Where it was saved on other devices, or by another strategy, it is
+    begun anew, and `say` takes the line that says so.
     """
     shapes, mesh = experiment.layout.whole_shapes, experiment.mesh
+    strategy = flatten(experiment.config)["strategy"]
 
     def comm() -> dict[str, Any]:
         reducer = experiment.form.reducer(shapes.params)
         make = jax.jit(lambda: first_comm(reducer, shapes.params, mesh), out_shardings=one_per_device(mesh))
         return {"comm": make()}
 
-    like, replaceable = abstract_state(shapes, mesh), Replaceable("comm/", comm)
+    def same(extra: Mapping[str, Any]) -> bool:
+        return bool(extra.get("config", {}).get("strategy", strategy) == strategy)
+
+    like, replaceable = abstract_state(shapes, mesh), Replaceable("comm/", comm, same)
     restored = checkpoints.restore_latest(like, up_to=up_to, defaults=stored_scale(), replaceable=replaceable)
     if restored is not None and restored.replaced:
         say(_lost(experiment, restored))

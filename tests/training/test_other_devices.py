@@ -82,3 +82,14 @@ def test_where_messages_are_of_another_size_it_says_so(tmp_path, monkeypatch, ca
         "bucket_bytes=none on 2 devices (mesh 1x2), and the run goes on with strategy=int8, bucket_bytes=1024 on "
         "2 devices (mesh 1x2)"
     )
+
+
+def test_what_another_strategy_remembers_is_lost_where_it_has_the_same_shapes_too(tmp_path, monkeypatch, caplog):
+    """Of which leaves, and of which part of them, shapes do not tell."""
+    trained(tmp_path, monkeypatch, "top_k", 10, 2)
+    trained(tmp_path, monkeypatch, "mxnet_2bit", 20, 2)
+    [said] = warnings(caplog)
+    assert said.endswith(
+        "are lost: they are those of strategy=top_k on 2 devices (mesh 1x2), and the run goes on with "
+        "strategy=mxnet_2bit on 2 devices (mesh 1x2)"
+    )
