@@ -267,9 +267,10 @@ class Checkpointer:
         replaceable: Replaceable | None = None,
     ) -> Restored:
         where = self._files.path(step)
-        state, replaced = read_state(where, about["leaves"], like, defaults, replaceable, alone=self._alone)
+        leaves, extra = about["leaves"], about["extra"]
+        state, replaced = read_state(where, leaves, like, defaults, replaceable, extra, alone=self._alone)
         self._current = step
-        return Restored(step, state, about["extra"], replaced)
+        return Restored(step, state, extra, replaced)
 
     def _require_usable(self) -> str:
         """Check that all processes see one writable directory; return a name that no other run in it has.

@@ -132,14 +132,17 @@ class Replaceable(NamedTuple):
     Attributes:
         under: the prefix of their names.
         make: returns a pytree of them, with the names that they have in the state.
+        same: whether those that were saved with this `extra` mean the same: shapes alone do not tell.
     """
 
     under: str
     make: Callable[[], Any]
+    same: Callable[[Mapping[str, Any]], bool] = lambda extra: True
 
-    def fit(self, stored: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-        """Return whether two descriptions agree on these leaves."""
-        return self.split(stored)[0] == self.split(wanted)[0]
+    def fit(self, stored: Mapping[str, str], wanted: Mapping[str, str], extra: Mapping[str, Any]) -> bool:
+        """Return whether two descriptions agree on these leaves, and those saved with `extra` mean the same."""
+        own = self.split(stored)[0]
+        return own == self.split(wanted)[0] and (not own or self.same(extra))
 
     def split(self, leaves: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
         """Return the replaceable ones of `leaves`, by name, and the others."""

@@ -112,6 +112,7 @@ def read_state(
     like: Any,
     defaults: Mapping[str, Any],
     replaceable: Replaceable | None,
+    extra: Mapping[str, Any],
     *,
     alone: bool = False,
 ) -> tuple[Any, dict[str, str]]:
@@ -124,7 +125,7 @@ def read_state(
     """
     wanted = named_leaves(like)
     replaced: dict[str, str] = {}
-    if replaceable is None or replaceable.fit(stored, described(wanted)):
+    if replaceable is None or replaceable.fit(stored, described(wanted), extra):
         leaves = _read_wanted(directory, stored, wanted, defaults, alone)
     else:
         replaced, kept = replaceable.split(stored)

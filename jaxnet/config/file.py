@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -29,6 +30,8 @@ def load_config(path: str | Path, *overrides: str) -> Config:
         InputError: no such file, no such function, an error in it, an unknown key, a value of a wrong type or
             out of range.
     """
+    if not isinstance(path, str | os.PathLike):  # such as a Config itself
+        raise InputError(f"config {shown(path)}: wanted the name of a Python file, whose get_config() returns a Config")
     path = Path(path)
     config = _run(path)
     if not issubclass(type(config), Config):

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,17 +197,21 @@ def restore(
 ) -> Restored | None:
     """The newest good checkpoint, of step `up_to` or before, as a whole state on the mesh; None where there is none.
 
-    What a reducer remembers is each device's own. Where it was saved on other devices it is begun anew, and `say` takes
-    the line that says so.
+    What a reducer remembers is each device's own. Where it was saved on other devices, or by another strategy, it is
+    begun anew, and `say` takes the line that says so.
     """
     shapes, mesh = experiment.layout.whole_shapes, experiment.mesh
+    strategy = flatten(experiment.config)["strategy"]
 
     def comm() -> dict[str, Any]:
         reducer = experiment.form.reducer(shapes.params)
         make = jax.jit(lambda: first_comm(reducer, shapes.params, mesh), out_shardings=one_per_device(mesh))
         return {"comm": make()}
 
-    like, replaceable = abstract_state(shapes, mesh), Replaceable("comm/", comm)
+    def same(extra: Mapping[str, Any]) -> bool:
+        return bool(extra.get("config", {}).get("strategy", strategy) == strategy)
+
+    like, replaceable = abstract_state(shapes, mesh), Replaceable("comm/", comm, same)
     restored = checkpoints.restore_latest(like, up_to=up_to, defaults=stored_scale(), replaceable=replaceable)
     if restored is not None and restored.replaced:
         say(_lost(experiment, restored))
@@ -216,15 +220,22 @@ def restore(
 
 def _lost(experiment: Experiment, restored: Restored) -> str:
     """The line that says what of the gradients will never be sent."""
-    strategy = experiment.strategy.label
-    before = restored.extra.get("config", {}).get("strategy", strategy)
+    saved = restored.extra.get("config", {})
+    now = {"strategy": experiment.strategy.label, "bucket_bytes": experiment.config.bucket_bytes}
+    before = {key: saved.get(key, value) for key, value in now.items()}
+    if before["bucket_bytes"] == now["bucket_bytes"]:
+        del before["bucket_bytes"], now["bucket_bytes"]
     dims = next(iter(restored.replaced.values())).partition("[")[2]
     there = [int(size) for size in re.findall(r"\d+", dims)[:2]]
     return (
         f"the residuals of step {restored.step}, gradients that were not sent yet, are lost: they are those of "
-        f"strategy={before} on {_devices(there)}, and the run goes on with strategy={strategy} on "
+        f"{_keys_text(before)} on {_devices(there)}, and the run goes on with {_keys_text(now)} on "
         f"{_devices(experiment.layout.mesh.shape.values())}"
     )
+
+
+def _keys_text(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
 
 
 def _devices(mesh: Iterable[int]) -> str:

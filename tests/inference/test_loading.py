@@ -231,6 +231,11 @@ def test_a_model_of_ones_own_is_loaded_by_its_config(copy, workdir, tmp_path):
     np.testing.assert_array_equal(given(TEST.image[:5]), load(workdir)(TEST.image[:5]))
 
 
+def test_a_config_that_is_no_file_is_not_taken_for_a_fault_of_the_checkpoint(workdir):
+    with pytest.raises(InputError, match=r"^config Config\(.*: wanted the name of a Python file"):
+        load(workdir, config=config())
+
+
 def test_a_config_gives_classes_and_the_run_its_values(copy, workdir, tmp_path):
     """What an override of the command line changed is in the checkpoint, and not in the file."""
     other = OWN.replace("hidden=16", "hidden=3").replace(

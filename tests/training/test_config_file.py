@@ -282,6 +282,12 @@ def test_overrides_apply_in_order(user):
     assert load_config(user, "seed=1", "seed=2").seed == 2
 
 
+@pytest.mark.parametrize("given", [Config(CNN(10), Digits(), epochs=1, batch_size=64), None, 3])
+def test_what_is_no_name_of_a_file_is_refused(given):
+    with pytest.raises(InputError, match=r"^config .*: wanted the name of a Python file, whose get_config\(\) returns"):
+        load_config(given)
+
+
 def test_a_config_does_not_stand_in_for_a_module_of_the_same_name(tmp_path):
     path = tmp_path / "json.py"
     path.write_text(USER)

@@ -15,7 +15,7 @@ from support.runs import train
 from support.training_runs import arrays, metrics
 
 
-def trained(workdir, monkeypatch, strategy, steps, devices):
+def trained(workdir, monkeypatch, strategy, steps, devices, **changes):
     """Train as far as `steps` on so many devices of one host."""
     monkeypatch.setattr(
         "jaxnet.training.processes.make_mesh", lambda hosts: comm.make_mesh(hosts, jax.devices()[:devices])
@@ -25,6 +25,7 @@ def trained(workdir, monkeypatch, strategy, steps, devices):
         model=CNN(10, widths=(4,), hidden=16),
         strategy=strategy,
         optimizer=Optimizer("sgd", learning_rate=0.1, schedule="constant"),
+        **changes,
     )
     summary = train(config, workdir, allow_config_change=True, quiet=True)
     assert (summary["steps"], summary["mesh"]) == (steps, {"host": 1, "device": devices})
@@ -70,3 +71,25 @@ def test_on_the_same_devices_it_goes_on_to_the_bit(tmp_path, monkeypatch, caplog
         trained(tmp_path / "resumed", monkeypatch, "int8", steps, 2)
     assert_same_bits(arrays(tmp_path / "resumed", 20), arrays(tmp_path / "unbroken", 20))
     assert warnings(caplog) == []
+
+
+def test_where_messages_are_of_another_size_it_says_so(tmp_path, monkeypatch, caplog):
+    trained(tmp_path, monkeypatch, "int8", 10, 2)
+    trained(tmp_path, monkeypatch, "int8", 20, 2, bucket_bytes=1024)
+    [said] = warnings(caplog)
+    assert said == (
+        "the residuals of step 10, gradients that were not sent yet, are lost: they are those of strategy=int8, "
+        "bucket_bytes=none on 2 devices (mesh 1x2), and the run goes on with strategy=int8, bucket_bytes=1024 on "
+        "2 devices (mesh 1x2)"
+    )
+
+
+def test_what_another_strategy_remembers_is_lost_where_it_has_the_same_shapes_too(tmp_path, monkeypatch, caplog):
+    """Of which leaves, and of which part of them, shapes do not tell."""
+    trained(tmp_path, monkeypatch, "top_k", 10, 2)
+    trained(tmp_path, monkeypatch, "mxnet_2bit", 20, 2)
+    [said] = warnings(caplog)
+    assert said.endswith(
+        "are lost: they are those of strategy=top_k on 2 devices (mesh 1x2), and the run goes on with "
+        "strategy=mxnet_2bit on 2 devices (mesh 1x2)"
+    )
