@@ -33,20 +33,29 @@ class GuardState(NamedTuple):
     Attributes:
         counts: up to this checkpoint.
         lag: updates that were skipped or rolled back; schedules count updates, so they are this far behind the steps.
+        row: the steps skipped in a row, up to this checkpoint.
+        wrong: what was not finite in the last of them.
+        source: of the last rollback, until a step is good again.
     """
 
     counts: GuardCounts = GuardCounts()
     lag: int = 0
+    row: tuple[int, ...] = ()
+    wrong: str = ""
+    source: int | None = None
 
     @classmethod
     def saved(cls, extra: Mapping[str, Any]) -> "GuardState":
-        """Read it from the `extra` of a checkpoint; zeros where an older version saved none."""
-        told = dict(extra.get("guard", {}))
-        return cls(lag=told.pop("lag", 0), counts=GuardCounts(**told))
+        """Read it from the `extra` of a checkpoint; what an older version did not save is as at first."""
+        told = extra.get("guard", {})
+        counts = GuardCounts(**{name: told[name] for name in GuardCounts._fields if name in told})
+        others = {name: told[name] for name in cls._fields if name in told}
+        return cls(counts, **{**others, "row": tuple(others.get("row", ()))})
 
-    def to_save(self) -> dict[str, int]:
+    def to_save(self) -> dict[str, Any]:
         """For the `extra` of a checkpoint, as "guard"."""
-        return {**self.counts._asdict(), "lag": self.lag}
+        state = self._asdict()
+        return {**state.pop("counts")._asdict(), **state}
 
 
 class GuardMonitor:
@@ -55,7 +64,7 @@ class GuardMonitor:
     All processes read the same metrics of the same steps, so they decide alike without communication.
 
     Attributes:
-        past: counts and lag of the steps that are done.
+        past: what is known of the steps that are done.
         limit: if the run must roll back: the newest step whose checkpoint may be used; else None.
     """
 
@@ -77,11 +86,8 @@ class GuardMonitor:
         self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._judged, self._limit, self._high = 0, math.inf, False
-        self._row: list[int] = []  # the steps skipped in a row
-        self._wrong = ""  # what was not finite in the last of them
-        self._source: int | None = None  # of the last rollback, until a step is good again
         self.past = past
-        self.limit: int | None = None
+        self.limit = self._limit_of_row()
 
     @property
     def counts(self) -> GuardCounts:
@@ -111,29 +117,29 @@ class GuardMonitor:
 
         `lag` is that of the checkpoint.
         """
-        what = f"{self._wrong} not finite in {len(self._row)} steps in a row ({self._row[0]} to {self._row[-1]})"
+        row = self.past.row
+        what = f"{self.past.wrong} not finite in {len(row)} steps in a row ({row[0]} to {row[-1]})"
         self._record(lag + step - source, rollbacks=1)
-        self._row, self._source, self.limit = [], source, None
+        self.past, self.limit = self.past._replace(row=(), wrong="", source=source), None
         return f"{what}: back to the checkpoint of step {source}, on with the examples after step {step}"
 
     def cannot_roll_back(self, why: str) -> InputError:
         """The error that ends a run which cannot roll back, because of `why`."""
+        row = self.past.row
         return InputError(
-            f"stopped at step {self._row[-1]}: {self._wrong} not finite in {len(self._row)} steps in a row (from step "
-            f"{self._row[0]} on), and {why}; lower optimizer.learning_rate, set optimizer.clip_norm, or look at the "
+            f"stopped at step {row[-1]}: {self.past.wrong} not finite in {len(row)} steps in a row (from step "
+            f"{row[0]} on), and {why}; lower optimizer.learning_rate, set optimizer.clip_norm, or look at the "
             "examples of these steps"
         )
 
-    def rewound(self, lag: int) -> None:
-        """Note that the run repeats the steps after a checkpoint, because devices held different states.
-
-        `lag` is that of the checkpoint.
-        """
-        self._record(lag, rollbacks=1)
+    def rewound(self, saved: GuardState) -> None:
+        """Note that the run repeats the steps after a checkpoint with `saved`: devices held different states."""
+        self.past = saved._replace(counts=self.counts)
+        self._record(saved.lag, rollbacks=1)
         self._pending.clear()
         self._losses.clear()
         self._judged, self._limit, self._high = 0, math.inf, False
-        self._row, self._source, self.limit = [], None, None
+        self.limit = self._limit_of_row()
 
     def _examine(self, step: int, metrics: dict[str, jax.Array]) -> Iterator[str]:
         skipped = float(metrics[SKIPPED]) if SKIPPED in metrics else 0.0
@@ -142,32 +148,37 @@ class GuardMonitor:
         if skipped:
             self._record(self.past.lag + _is_skipped(metrics), skipped_steps=1)
             found = np.asarray(metrics[NOT_FINITE])
-            self._wrong = _listed([name for name, bad in zip(self._names, found, strict=True) if bad])
+            wrong = _listed([name for name, bad in zip(self._names, found, strict=True) if bad])
+            self.past = self.past._replace(wrong=wrong)
             if LOSS_SCALE in metrics and (scale := float(metrics[LOSS_SCALE])) > 1 and not found[0]:
                 # That is how a scale is found: no sign of anything wrong.
                 change = f"loss scale {scale:g} -> {scale / 2:g}"
                 yield f"step {step}: skipped, the gradient was too large for float16; {change}"
                 return
-            if not self._row:
-                yield f"step {step}: skipped, {self._wrong} not finite"
+            if not self.past.row:
+                yield f"step {step}: skipped, {wrong} not finite"
         if self._is_shared(step):
             self._count(step, skipped > 0)
 
     def _record(self, lag: int, **more: int) -> None:
         counts = {name: value + more.get(name, 0) for name, value in self.counts._asdict().items()}
-        self.past = GuardState(GuardCounts(**counts), lag)
+        self.past = self.past._replace(counts=GuardCounts(**counts), lag=lag)
 
     def _count(self, step: int, skipped: bool) -> None:
         if self.limit is not None:
             return  # decided already: the steps in flight change nothing
         if not skipped:
-            self._row, self._source = [], None
+            self.past = self.past._replace(row=(), wrong="", source=None)
             return
-        self._row.append(step)
-        if len(self._row) >= self._config.rollback_after:
-            # If nothing was good since the last rollback, what it went back to was no better.
-            before = self._row[0] - 1
-            self.limit = before if self._source is None else min(before, self._source - 1)
+        self.past = self.past._replace(row=(*self.past.row, step))
+        self.limit = self._limit_of_row()
+
+    def _limit_of_row(self) -> int | None:
+        row, source = self.past.row, self.past.source
+        if len(row) < self._config.rollback_after:
+            return None
+        # If nothing was good since the last rollback, what it went back to was no better.
+        return row[0] - 1 if source is None else min(row[0] - 1, source - 1)
 
     def _judge(self, step: int, loss: float) -> Iterator[str]:
         if self._judged % _FEWEST == 0:

@@ -123,7 +123,7 @@ class Recovery:
         restored = self._restored(None)
         if restored is None:
             raise InputError(f"{what}; there is no checkpoint to go back to")
-        self._monitor.rewound(GuardState.saved(restored.extra).lag)
+        self._monitor.rewound(GuardState.saved(restored.extra))
         self._say(f"{what}: training again from step {restored.step}")
         return self._layout.cut(restored.state), restored.step
 

@@ -1,6 +1,7 @@
 """A run whose numbers go wrong skips, goes back, or stops with one clear error; and nothing saved is lost."""
 
 import contextlib
+import json
 import math
 import re
 import shutil
@@ -93,13 +94,13 @@ def test_the_lag_is_that_of_the_state():
     list(watch.drain())
     assert watch.lag_at(5) == watch.past.lag == 8
     watch.rolled_back(2, 5, lag=6)  # after step 5 the state is that of step 2, in which 6 updates were missing
-    assert watch.past == GuardState(GuardCounts(10, 0, 1), 9)
+    assert watch.past == GuardState(GuardCounts(10, 0, 1), 9, source=2)
     assert GuardState.saved({"guard": watch.past.to_save()}) == watch.past
     assert GuardState.saved({"guard": GuardCounts(3, 2, 1)._asdict()}) == GuardState(
         GuardCounts(3, 2, 1), 0
     )  # from before there was one
-    watch.rewound(lag=6)
-    assert watch.past == GuardState(GuardCounts(10, 0, 2), 6)
+    watch.rewound(GuardState(GuardCounts(9), 6, row=(7,), wrong="the loss was"))
+    assert watch.past == GuardState(GuardCounts(10, 0, 2), 6, row=(7,), wrong="the loss was")
     unguarded = GuardMonitor(Guard(skip=False), NAMES)
     list(unguarded.push(1, {"loss": math.nan}))
     assert unguarded.lag_at(1) == 0
@@ -111,6 +112,24 @@ def test_steps_whose_metrics_are_not_shared_do_not_send_it_back():
     assert watch.limit is None
     seen(watch, [None] * 4)
     assert watch.limit == 3
+
+
+@pytest.mark.parametrize("stopped", range(1, 8))
+def test_a_row_that_a_stop_interrupts_goes_on(stopped):
+    """Saved after any step, and taken up by another process, it is the row of an unbroken run."""
+    limits = []
+    for breaks in (False, True):
+        watch = GuardMonitor(Guard(rollback_after=3), NAMES)
+        watch.past = GuardState(row=(5, 6), source=4)
+        for step, skipped in enumerate([0, 1, 1, 0, 1, 1, 1], 1):
+            values = {"loss": 1.0, SKIPPED: float(skipped), NOT_FINITE: np.array([skipped > 0] * 3)}
+            list(watch._examine(step, values))
+            if breaks and step == stopped:
+                extra = json.loads(json.dumps({"guard": watch.past.to_save()}))
+                watch = GuardMonitor(Guard(rollback_after=3), NAMES, GuardState.saved(extra))
+        limits.append((watch.limit, watch.past, watch.rolled_back(1, 9)))
+    assert limits[0] == limits[1]
+    assert limits[0][0] == 4
 
 
 def test_a_spike_is_six_deviations_above_the_median():
@@ -188,9 +207,13 @@ def test_a_row_of_bad_batches_sends_the_run_back_and_past_them(tmp_path, capsys)
     for step in (10, 20, 30, 40):
         assert rates[step] == pytest.approx(rate_of_newest_update(tmp_path, step, 40), rel=1e-5)
     assert rates[20] > rates[35] > rates[40] > 0.01  # that of 40 updates is 0.00015
-    shutil.rmtree(tmp_path / "checkpoints/000040")
-    train(config, tmp_path, quiet=True)  # goes on after step 33
-    assert rates == {step: line["learning_rate"] for step, line in metrics(tmp_path).items()}
+    unbroken = training_runs.arrays(tmp_path, 40)
+    for lost in ([40], [33, 40]):  # goes on after step 33; then after step 30, amid the row
+        for step in lost:
+            shutil.rmtree(tmp_path / f"checkpoints/{step:06d}")
+        train(config, tmp_path, quiet=True)
+        assert rates == {step: line["learning_rate"] for step, line in metrics(tmp_path).items()}
+        assert_same_bits(training_runs.arrays(tmp_path, 40), unbroken)
 
 
 def test_a_run_that_cannot_be_helped_stops_and_says_why(tmp_path):
