@@ -184,5 +184,7 @@ def train(
 
 def _import_ahead(*, tensorboard: bool) -> None:
     """Import what batches, checkpoints and logs need, 0.1 s each, while the compiler works without the interpreter."""
-    for module in ("grain", "jaxnet.checkpoints.storage", *["tensorboardX"] * tensorboard):
-        import_module(module)
+    import_module("grain")
+    import_module("jaxnet.checkpoints.storage")
+    if tensorboard:
+        import_module("tensorboardX")
