@@ -26,10 +26,9 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxnet.checkpoints import manifest
 from jaxnet.checkpoints.consensus import LOST, Consensus, why_not
@@ -39,9 +38,6 @@ from jaxnet.checkpoints.lock import Lost
 from jaxnet.checkpoints.reader import other_steps, read_state
 from jaxnet.errors import InputError
 from jaxnet.files import parse_json
-
-if TYPE_CHECKING:
-    from jaxnet.checkpoints.storage import Storage
 
 _log = logging.getLogger("jaxnet")
 
@@ -104,6 +100,9 @@ class Checkpointer:
         name = self._require_usable()
         self._newest = max(self._files.steps(), default=-1)
         self._current: int | None = None  # the step last saved or restored: its checkpoint equals the present state
+        from jaxnet.checkpoints.storage import Storage  # brings Orbax, which takes a while to import
+
+        self._storage = Storage(self._consensus.meet, alone=alone)
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[str]] | None = None
         self._attempts = (f"{name}-{number}" for number in itertools.count(1))
@@ -208,15 +207,7 @@ class Checkpointer:
             self.wait()
         finally:
             self._committer.shutdown()
-            if "_storage" in vars(self):
-                self._storage.close()
-
-    @cached_property
-    def _storage(self) -> "Storage":
-        """Made for the first save: Orbax takes 0.15 s to import, which a run does while its step is compiled."""
-        from jaxnet.checkpoints.storage import Storage
-
-        return Storage(self._consensus.meet, alone=self._alone)
+            self._storage.close()
 
     # ---- The phases of a save ------------------------------------------------------------------------------
 

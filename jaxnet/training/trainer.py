@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +100,6 @@ def train(
         best = BestEvaluation(config.task, config.early_stopping, begins.best)
         first_step, ended = begins.step, best.ended
         unfinished = begins.step < experiment.total_steps and not ended
-        if unfinished:
-            _import_ahead(tensorboard=primary and config.log.tensorboard)
 
         if primary:
             for warning in warnings:
@@ -180,11 +177,3 @@ def train(
             texts = (ensemble_table(summary), ending_text(account) if account else "", last_screen(summary, place.name))
             say("\n".join(filter(None, texts)), sys.stdout)
         return Run(config, directory, summary, experiment, outcome.state, step.check)
-
-
-def _import_ahead(*, tensorboard: bool) -> None:
-    """Import what batches, checkpoints and logs need, 0.1 s each, while the compiler works without the interpreter."""
-    import_module("grain")
-    import_module("jaxnet.checkpoints.storage")
-    if tensorboard:
-        import_module("tensorboardX")
