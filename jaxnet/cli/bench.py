@@ -277,7 +277,8 @@ def run_step(args: argparse.Namespace) -> int:
 
 def _chosen(label: str, workload: "Workload", bucket_bytes: int | None) -> str:
     """The label, or in place of `auto` that of what training by it takes for a workload, with buckets of that size."""
-    from jaxnet.comm import AUTO, has_bucket_size
+    from jaxnet.comm import AUTO
+    from jaxnet.cost.choice import with_buckets
     from jaxnet.cost.step_bench import in_pieces, name_and_size
     from jaxnet.cost.tuning import default_of
 
@@ -287,9 +288,9 @@ def _chosen(label: str, workload: "Workload", bucket_bytes: int | None) -> str:
     default = default_of(workload)
     name, own = name_and_size(default)
     size = size or (str(bucket_bytes) if bucket_bytes else "")
-    if size and not has_bucket_size(name):  # as the trainer does
-        name = "ddp"
-    made = f"{name}:{size or own}" if size or own else name
+    if size:
+        name, own = with_buckets(name), size
+    made = f"{name}:{own}" if own else name
     return made + "+pieces" * (in_pieces(label) or in_pieces(default))
 
 

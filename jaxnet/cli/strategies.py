@@ -232,14 +232,11 @@ def _for_config(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[st
     emulate_devices(hosts, devices)
 
     from jaxnet.config.file import load_config
+    from jaxnet.config.strategy import require_whole_gradients
     from jaxnet.parallel import averaged_state
 
     config = load_config(args.config, *args.overrides)
-    if config.shard_dense:
-        raise InputError(
-            f"shard_dense={','.join(config.shard_dense)}: strategies are compared as they send whole gradients, and "
-            "those of cut kernels do not travel; leave shard_dense out, or see `jaxnet plan`"
-        )
+    require_whole_gradients(config, "compared")
     experiment = prepared(config, emulated_mesh(args, config))
     state = experiment.layout.whole_shapes
     shapes = jax.tree.leaves(state.params)

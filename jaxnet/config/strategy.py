@@ -9,13 +9,12 @@ from jaxnet.comm import (
     AllReduce,
     Reducer,
     Strategy,
-    has_bucket_size,
     named_strategy,
     platform_of,
     takes_all_reduce,
 )
 from jaxnet.config.run import Config
-from jaxnet.cost.choice import Choice
+from jaxnet.cost.choice import Choice, with_buckets
 from jaxnet.errors import InputError
 from jaxnet.optimizer import Optimizer
 from jaxnet.parallel import Mode
@@ -36,8 +35,7 @@ def strategy_of(
     """
     if choice is not None:
         size = config.bucket_bytes or choice.bucket_bytes
-        # Who sets a size of buckets wants buckets, where what is best has none.
-        name = choice.strategy if size is None or has_bucket_size(choice.strategy) else "ddp"
+        name = choice.strategy if size is None else with_buckets(choice.strategy)
         config = replace(config, strategy=name, bucket_bytes=size)
     strategy = _strategy(config, all_reduce, "cpu" if mesh is None else platform_of(mesh))
     pieces = choice is not None and choice.pieces
@@ -219,3 +217,12 @@ def check_hybrid(config: Config, strategy: Strategy, mode: str) -> None:
         raise InputError("shard_dense does not go with transport=mpi; leave transport=xla")
     if config.ensemble.on:
         raise InputError("shard_dense does not go with ensemble.members; train the members one by one")
+
+
+def require_whole_gradients(config: Config, what: str) -> None:
+    """Refuse cut layers where strategies are compared or timed (`what`) by the gradients that they send."""
+    if config.shard_dense:
+        raise InputError(
+            f"shard_dense={','.join(config.shard_dense)}: strategies are {what} as they send whole gradients, and "
+            "those of cut kernels do not travel; leave shard_dense out, or see `jaxnet plan`"
+        )

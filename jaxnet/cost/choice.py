@@ -32,7 +32,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnet.comm import AUTO, AXES, DEVICE, HOST, MiB, all_reduce, named_strategy, platform_of, scattered
+from jaxnet.comm import (
+    AUTO,
+    AXES,
+    DEVICE,
+    HOST,
+    MiB,
+    all_reduce,
+    has_bucket_size,
+    named_strategy,
+    platform_of,
+    scattered,
+)
 from jaxnet.cost.collectives import Transfer, measured_row
 from jaxnet.cost.rounds import seconds_a_step, warm_up
 from jaxnet.cost.steps import TimedProgram
@@ -132,6 +143,15 @@ def choose(mesh: Mesh, gradient_bytes: int, flops: Callable[[], float] | None = 
     if after:
         name, why = f"{name}:after=true", f"{why}; tensors are large, so that messages follow backward"
     return Choice(where, name, _BUCKET, why)
+
+
+def with_buckets(name: str) -> str:
+    """The strategy of that name, or `ddp`: who sets a size of buckets wants buckets, where what is best has none.
+
+    >>> with_buckets("hierarchical:after=true"), with_buckets("per_leaf:after=true")
+    ('hierarchical:after=true', 'ddp')
+    """
+    return name if has_bucket_size(name) else "ddp"
 
 
 def choice_of(workload: Workload) -> Choice:

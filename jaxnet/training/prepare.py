@@ -36,7 +36,7 @@ from jaxnet.config.check import check_config
 from jaxnet.config.fit import bytes_of, check_axes, check_batch, check_fit, check_memory, check_norm, check_parameters
 from jaxnet.config.keys import flatten
 from jaxnet.config.run import Config
-from jaxnet.config.strategy import may_cross, strategy_of
+from jaxnet.config.strategy import may_cross, require_whole_gradients, strategy_of
 from jaxnet.cost.choice import Choice, choose, gradient_flops, kept_for
 from jaxnet.cost.workloads import Workload
 from jaxnet.data import Source, check_source, example_shapes, has_classes, hold_out, open_split
@@ -264,11 +264,7 @@ def workload_of(name: str, config: Config, mesh: Mesh) -> Workload:
     Raises:
         InputError: layers are cut, so that strategies do not send whole gradients.
     """
-    if config.shard_dense:
-        raise InputError(
-            f"shard_dense={','.join(config.shard_dense)}: strategies are timed as they send whole gradients, and those "
-            "of cut kernels do not travel; leave shard_dense out, or see `jaxnet plan`"
-        )
+    require_whole_gradients(config, "timed")
     source = open_split(config.data, "train")
 
     def under(strategy: Strategy | str, mode: Any, sums: AllReduce) -> Experiment:
